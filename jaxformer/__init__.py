@@ -1,0 +1,3 @@
+"""jaxformer: a laboratory for the Transformer in JAX. Importing it starts no device."""
+
+__version__ = '0.1.0'

