@@ -1,0 +1,106 @@
+"""AIAYN base (Vaswani et al. 2017, Table 3, first row): every field of the configuration once, with its meaning.
+
+Question: none; this is the point of departure of every other config.
+Command:  jaxformer params --config=configs/base.py
+Hardware: training at this size wants an accelerator; counting its parameters allocates nothing.
+Score:    the paper's base reaches 25.8 BLEU on newstest2013; here the model meets the offline default data, CMUdict.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.seed = 0  # initialisation, dropout and data order all follow from it
+
+    config.model = model = ConfigDict()
+    model.family = 'seq2seq'  # encoder-decoder
+    model.vocab_size = 37_000  # rows of the embedding; 0 = as many as the data has symbols
+    model.d_model = 512  # D: width of the residual stream
+    model.num_heads = 8  # H: query heads
+    model.num_kv_heads = model.get_ref('num_heads') + 0  # G: key/value heads; a divisor of num_heads
+    model.d_k = model.get_ref('d_model') // model.get_ref('num_heads')  # K: width of a query and of a key
+    model.d_v = model.get_ref('d_model') // model.get_ref('num_heads')  # E: width of a value
+    model.d_ff = 2048  # F: inner width of the feed-forward
+    model.num_layers = 6  # N, of the encoder and of the decoder unless they are set apart
+    model.encoder_layers = model.get_ref('num_layers') + 0
+    model.decoder_layers = model.get_ref('num_layers') + 0
+    model.mixer = 'attention'  # what mixes positions in a block
+    model.residual = 'post'  # post LN(x+F(x)) | pre x+F(LN(x)), final norm | branch x+LN(F(x)) | none F(LN(x))
+    model.norm = 'layernorm'  # layernorm | rmsnorm | none
+    model.norm_epsilon = 1e-6  # added to the variance
+    model.position = 'sinusoidal'  # sinusoidal | learned | none
+    model.max_length = 512  # rows of a learned position table; longer inputs are refused
+    model.feed_forward = 'relu'  # relu | gelu | silu | geglu | swiglu | none
+    model.remat = 'none'  # none | block: recompute a block's activations in the backward pass
+    model.scan_unroll = 1  # layers unrolled per scan step; 0 = all (faster step, slower compile)
+
+    model.attention = ConfigDict()
+    model.attention.score = 'scaled_dot'  # scaled_dot q.k/sqrt(d_k) | dot q.k
+
+    model.embedding = ConfigDict()
+    model.embedding.tables = 'shared'  # shared: source and target read one table | separate
+    model.embedding.softmax = 'tied'  # tied: the output layer is the target table | untied
+    model.embedding.scale = 'sqrt_d_model'  # sqrt_d_model: embeddings are multiplied by it | none
+
+    # AIAYN 5.4 names residual (each sublayer's output) and embedding (encoder and decoder); the other two are 0 there.
+    model.dropout = ConfigDict()
+    model.dropout.attention = 0.0  # on the attention weights
+    model.dropout.residual = 0.1  # on a sublayer's output, before it is added
+    model.dropout.feed_forward = 0.0  # on the inner activation of the feed-forward
+    model.dropout.embedding = 0.1  # on the sum of embedding and position, in encoder and decoder
+
+    model.precision = ConfigDict()
+    model.precision.parameters = 'float32'  # float32 | bfloat16
+    model.precision.compute = 'float32'  # float32 | bfloat16 | float16: matrix products and activations
+    model.precision.softmax = 'float32'  # float32 | compute: attention softmax
+
+    config.optim = optim = ConfigDict()
+    optim.name = 'adam'  # adam (AdamW where weight_decay > 0) | sgd (momentum beta1)
+    optim.learning_rate = 1.0  # peak; with schedule noam a factor on the AIAYN formula
+    optim.schedule = 'noam'  # noam (AIAYN eq. 3) | constant | linear | cosine; each with warm-up
+    optim.warmup_steps = 4000
+    optim.beta1 = 0.9
+    optim.beta2 = 0.98
+    optim.epsilon = 1e-9
+    optim.weight_decay = 0.0  # decoupled; never on norms, biases
+    optim.clip_norm = config_dict.placeholder(float)  # global gradient norm; None = off
+    optim.label_smoothing = 0.1
+
+    config.train = train = ConfigDict()
+    train.num_steps = 100_000
+    train.batch_size = 256  # sequences in a global batch
+    train.log_every = 100  # steps between lines of metrics.jsonl
+    train.checkpoint_every = 1000  # steps; the last step is always saved
+    train.keep_checkpoints = 3  # the newest whole ones
+    train.nan_policy = 'stop'  # stop: end the run, named | skip: drop the update, count it
+    train.nan_limit = 10  # skipped updates in a row after which `skip` stops, too
+    train.log_example_ids = False  # write the ids of each logged batch into metrics.jsonl
+
+    config.eval = ConfigDict()
+    config.eval.split = 'dev'
+    config.eval.every = 1000  # steps between losses on that split; 0 = only at the end
+    config.eval.decode_every = 0  # steps between error rates by greedy decoding; 0 = only at the end
+    config.eval.batch_size = 256  # sequences; also of decoding
+    config.eval.max_decode_length = 64  # symbols, end of sequence included
+
+    config.data = data = ConfigDict()
+    data.name = 'cmudict'  # cmudict (letters to phonemes) | copy | reverse | sort (synthetic)
+    data.dir = '~/.cache/jaxformer/data'  # prepared once, shared by all runs
+    data.buckets = ((7, 6), (8, 7), (9, 8), (10, 9), (12, 11), (16, 14), (40, 40))  # (S, T) shapes; a pair takes the first it fits
+    data.shuffle = True  # anew each epoch
+    data.num_examples = 4000  # this and the next three: synthetic tasks only
+    data.min_length = 1
+    data.max_length = 12
+    data.num_symbols = 20
+
+    config.mesh = ConfigDict()  # devices along each axis; -1 = all that are left
+    config.mesh.data = -1  # batch
+    config.mesh.fsdp = 1  # batch, and d_model of the parameters
+    config.mesh.model = 1  # heads, d_ff and vocabulary
+    config.mesh.seq = 1  # positions
+
+    config.runtime = ConfigDict()
+    config.runtime.compilation_cache = '~/.cache/jaxformer/xla'  # compiled programs kept between runs; '' = off
+    config.runtime.deterministic = False  # ask XLA for deterministic reductions on GPU (a CPU run always is)
+    return config
