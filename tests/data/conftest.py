@@ -1,0 +1,45 @@
+import os
+import pathlib
+from types import SimpleNamespace
+
+import pytest
+
+from jaxformer.data import corpus as corpus_lib
+
+BUCKETS = ((4, 4), (7, 7), (9, 9))
+
+
+@pytest.fixture(scope='session')
+def make_data():
+    """Gives a stand-in for `cfg.data`, so that these tests do not hang on configs/."""
+
+    def make(directory, name='reverse', **fields):
+        defaults = {
+            'buckets': BUCKETS,
+            'shuffle': True,
+            'num_examples': 53,
+            'min_length': 1,
+            'max_length': 8,
+            'num_symbols': 11,
+        }
+        return SimpleNamespace(name=name, dir=str(directory), **{**defaults, **fields})
+
+    return make
+
+
+@pytest.fixture(scope='session')
+def data(make_data, tmp_path_factory):
+    """The config of a small reversal task: 53 examples of 1 to 8 symbols."""
+    return make_data(tmp_path_factory.mktemp('data'))
+
+
+@pytest.fixture(scope='session')
+def corpus(data):
+    return corpus_lib.load(data)
+
+
+@pytest.fixture(scope='session')
+def cmudict(make_data):
+    """The whole dictionary, prepared once for all test runs of this user."""
+    cache = os.environ.get('JAXFORMER_TEST_CACHE') or pathlib.Path('~/.cache/jaxformer/test-data').expanduser()
+    return corpus_lib.load(make_data(cache, 'cmudict'))
