@@ -169,7 +169,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'model.embedding.softmax': ('tied', 'untied'),
     'model.embedding.scale': ('sqrt_d_model', 'none'),
     'model.precision.parameters': ('float32', 'bfloat16'),
-    'model.precision.compute': ('float32', 'bfloat16', 'float16'),
+    'model.precision.compute': ('float32', 'bfloat16'),
     'model.precision.softmax': ('float32', 'compute'),
     'optim.name': ('adam', 'sgd'),
     'optim.schedule': ('noam', 'constant', 'linear', 'cosine'),

@@ -1,0 +1,18 @@
+"""Does the model need to be told positions, and in which form? (AIAYN Table 3, row E.)
+
+Question: sinusoidal against learned positions, and against none (attention alone is permutation-equivariant).
+Command:  jaxformer ablate --grid=experiments/positions.py --workdir=runs/positions --seeds=3
+Result:   compares phoneme error rate and loss on dev of the three; learned positions add a table of max_length rows.
+"""
+
+from collections.abc import Iterator
+
+from configs import quickstart
+from jaxformer.ablate.grid import Overrides, product
+
+get_config = quickstart.get_config
+AXIS = 'model.position'
+
+
+def grid() -> Iterator[Overrides]:
+    return product({'model.position': ('sinusoidal', 'learned', 'none')})

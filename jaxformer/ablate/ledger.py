@@ -1,0 +1,187 @@
+"""The ledger of a grid is its directory; nothing else remembers what ran.
+
+    GRID/grid.json                    the cells in order: id, label, overrides, what differs from the baseline
+    GRID/cells/<id>/seed-<seed>/      one run each (see `jaxformer.train.loop` for what is in it)
+
+A cell's id is the hash of its resolved configuration without the seed, and the directory of a run bears the seed
+itself. Both are functions of the configuration alone, so a value added to an axis moves nothing, and a rerun finds what
+is there. A cell that has left the grid keeps its directory and is listed as a former one.
+"""
+
+import dataclasses
+import fcntl
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from jaxformer import files
+from jaxformer.errors import UserError
+
+STATES = ('missing', 'running', 'done', 'failed', 'preempted')
+"""Of a run. `running` means that a live process holds its lock; one that was killed counts as `preempted`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the directory of a run says about it. `status` is its status.json as it stands ({} where there is none)."""
+
+    path: epath.Path
+    seed: int
+    state: str
+    step: int
+    reason: str | None
+    status: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A cell as grid.json keeps it. `derived` and `further` map fields to `(baseline's value, this cell's value)`."""
+
+    id: str
+    label: str
+    overrides: Mapping[str, Any]
+    derived: Mapping[str, Sequence[Any]]
+    further: Mapping[str, Sequence[Any]]
+    parameters: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """grid.json: the first cell is the baseline; `former` are cells on disk that are no longer in the grid."""
+
+    name: str
+    docstring: str
+    axis: tuple[str, ...]
+    metric: str
+    seeds: tuple[int, ...]
+    baseline: Mapping[str, Any]
+    warnings: tuple[str, ...]
+    cells: tuple[Entry, ...]
+    former: tuple[Entry, ...]
+
+
+def run_dir(workdir: epath.PathLike, cell_id: str, seed: int) -> epath.Path:
+    """The directory of a run."""
+    return epath.Path(workdir) / 'cells' / cell_id / f'seed-{seed}'
+
+
+def read_run(path: epath.PathLike) -> Run:
+    """Reads the state of the run in `path` (`…/seed-<seed>`), which need not exist. Writes nothing.
+
+    A status.json that cannot be read makes the run a failed one that says so, and leaves the rest of the grid alone.
+    """
+    path = epath.Path(path)
+    seed = int(path.name.removeprefix('seed-'))
+    locked = is_locked(path)
+    if not (path / 'status.json').exists():
+        return Run(path, seed, 'running' if locked else 'missing', 0, None, {})
+    try:
+        status = files.read_json(path / 'status.json')
+        state, step, reason = status['status'], status['step'], status['reason']
+    except (UserError, KeyError, TypeError) as error:
+        return Run(path, seed, 'failed', 0, f'status.json cannot be read: {error}', {})
+    if state == 'running' and not locked:
+        state, reason = 'preempted', 'its process ended without a word (killed, or the machine went down)'
+    elif locked and state != 'done':
+        state, reason = 'running', None
+    return Run(path, seed, state, step, reason, status)
+
+
+def is_locked(path: epath.PathLike) -> bool:
+    """Whether a live process holds the lock of the run directory `path`. Creates and changes no file."""
+    lock = epath.Path(path) / '.lock'
+    if '://' in os.fspath(lock):  # buckets have no locks
+        return False
+    try:
+        with open(os.fspath(lock), 'rb') as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def runs_of(workdir: epath.PathLike, cell_id: str, seeds: Sequence[int] = ()) -> list[Run]:
+    """The runs of a cell by seed: those on disk, and those of `seeds`, which may be missing."""
+    directory = epath.Path(workdir) / 'cells' / cell_id
+    found = {int(path.name.removeprefix('seed-')) for path in directory.glob('seed-*')} if directory.exists() else set()
+    return [read_run(run_dir(workdir, cell_id, seed)) for seed in sorted(found | set(seeds))]
+
+
+def mark_failed(path: epath.PathLike, reason: str, num_steps: int) -> None:
+    """Records in status.json that the run failed, and keeps what the run had written of itself there.
+
+    Raises:
+      UserError: another live process has taken the run over in the meantime.
+    """
+    path = epath.Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    now = time.time()
+    blank = {'step': 0, 'num_steps': num_steps, 'metrics': {}, 'pid': os.getpid(), 'host': os.uname().nodename}
+    with files.lock(path / '.lock'):
+        status = read_run(path).status
+        files.write_json(
+            path / 'status.json',
+            {**blank, 'started': now, **status, 'status': 'failed', 'reason': reason, 'updated': now},
+        )
+
+
+def record(workdir: epath.PathLike, ledger: Ledger) -> None:
+    """Writes grid.json; seeds add up over calls, and cells that have left the grid are kept under `former`.
+
+    Raises:
+      UserError: the directory belongs to another grid, or cannot be written.
+    """
+    workdir = epath.Path(workdir)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if (workdir / 'grid.json').exists():
+            ledger = _following(read(workdir, expected=ledger.name), ledger)
+        content = dataclasses.asdict(ledger)
+        if not (workdir / 'grid.json').exists() or files.read_json(workdir / 'grid.json') != _as_json(content):
+            files.write_json(workdir / 'grid.json', content)
+    except OSError as error:
+        raise UserError(f'--workdir={workdir}: cannot be written ({error.strerror}); choose another one') from None
+
+
+def read(workdir: epath.PathLike, expected: str | None = None) -> Ledger:
+    """Reads grid.json.
+
+    Args:
+      expected: name of the grid that the directory must belong to, where that matters.
+
+    Raises:
+      UserError: there is none, it is damaged, or it belongs to another grid.
+    """
+    path = epath.Path(workdir) / 'grid.json'
+    if not path.exists():
+        raise UserError(f'--workdir={workdir}: holds no grid.json; start the grid with `jaxformer ablate`')
+    content = files.read_json(path)
+    try:
+        entries = {key: tuple(Entry(**cell) for cell in content.pop(key)) for key in ('cells', 'former')}
+        lists = {key: tuple(content.pop(key)) for key in ('axis', 'seeds', 'warnings')}
+        ledger = Ledger(**content, **entries, **lists)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f'{path}: not a ledger ({error}); remove the file, `jaxformer ablate` writes it anew') from None
+    if expected is not None and ledger.name != expected:
+        raise UserError(
+            f'--workdir={workdir}: belongs to the grid {ledger.name!r}, not {expected!r}; choose another one'
+        )
+    return ledger
+
+
+def _following(old: Ledger, new: Ledger) -> Ledger:
+    current = {cell.id for cell in new.cells}
+    former = {cell.id: cell for cell in (*old.former, *old.cells) if cell.id not in current}
+    return dataclasses.replace(new, seeds=tuple(sorted({*old.seeds, *new.seeds})), former=tuple(former.values()))
+
+
+def _as_json(content: Any) -> Any:
+    """`content` as it comes back from a JSON file: tuples are lists there."""
+    if isinstance(content, Mapping):
+        return {key: _as_json(value) for key, value in content.items()}
+    return [_as_json(value) for value in content] if isinstance(content, (list, tuple)) else content

@@ -1,0 +1,316 @@
+"""The report of a grid: report.md, report.csv and report.html (one file that needs nothing else) from its directory."""
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+from markupsafe import Markup
+
+import jaxformer
+from jaxformer import files
+from jaxformer.ablate import collect, curves, metrics, plan, stats
+
+LEVEL = 95  # per cent, of the intervals
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the table: a field of the configuration or a measured quantity."""
+
+    key: str
+    title: str
+    kind: str  # field | derived | metric | count
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What stands in one place of the table, and the value that it is sorted by (None sorts last)."""
+
+    text: str
+    order: str | float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Unfinished:
+    """Runs of a cell that are in no mean, all for the same reason."""
+
+    row: str
+    label: str
+    seeds: tuple[int, ...]
+    state: str
+    step: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The table in the manner of AIAYN Table 3: the base's row holds every value, the others what differs from it."""
+
+    columns: tuple[Column, ...]
+    names: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+
+
+def write(workdir: epath.PathLike) -> dict[str, epath.Path]:
+    """Writes the three reports into `workdir` and returns where they are, by format.
+
+    Raises:
+      UserError: `workdir` holds no grid.
+    """
+    workdir = epath.Path(workdir)
+    results = collect.collect(workdir)
+    written = {}
+    for name, render in (('md', as_markdown), ('csv', as_csv), ('html', as_html)):
+        written[name] = workdir / f'report.{name}'
+        files.write_atomic(written[name], render(results))
+    return written
+
+
+def table(results: collect.Results) -> Table:
+    """The table of the report."""
+    fields = tuple(dict.fromkeys(field for cell in results.cells for field in cell.entry.overrides))
+    derived = tuple(
+        dict.fromkeys(field for cell in results.cells for field in cell.entry.derived if field not in fields)
+    )
+    names = plan.short_names((*fields, *derived))
+    columns = [Column(field, names[field], 'field') for field in fields]
+    columns += [Column(key, _metric_title(key), 'metric') for key in results.metrics]
+    columns += [Column('n', 'n', 'count'), Column('parameters', 'parameters', 'count'), Column('time', 'time', 'count')]
+    columns += [Column(field, names[field], 'derived') for field in derived]
+    rows = tuple(
+        tuple(_entry(results, cell, column, index == 0) for column in columns)
+        for index, cell in enumerate(results.cells)
+    )
+    return Table(tuple(columns), tuple(curves.row_name(index) for index in range(len(rows))), rows)
+
+
+def unfinished(results: collect.Results) -> list[Unfinished]:
+    """The runs that are in no mean, in the order of the table; and done ones of which a metric is not finite."""
+    seeds: dict[tuple[int, str, int, str], list[int]] = {}
+    for index, cell in enumerate(results.cells):
+        for result in cell.runs:
+            run = result.run
+            broken = [metrics.title(key) for key in results.metrics if result.final.get(key, (0, 0.0))[1] is None]
+            if run.state == 'done' and not broken:
+                continue
+            reason = f'{", ".join(broken)} not finite' if run.state == 'done' else run.reason or ''
+            seeds.setdefault((index, run.state, run.step, reason), []).append(run.seed)
+    return [
+        Unfinished(curves.row_name(index), results.cells[index].entry.label, tuple(found), state, step, reason)
+        for (index, state, step, reason), found in seeds.items()
+    ]
+
+
+def lint(results: collect.Results) -> list[tuple[str, str]]:
+    """The conditions of the measurement, as (name, value): what one has to know to believe or to doubt the table."""
+    book, baseline = results.ledger, results.ledger.baseline
+    train, evaluation = baseline['train'], baseline['eval']
+    counts = sorted({len(cell.done) for cell in results.cells})
+    seeds = ', '.join(str(seed) for seed in book.seeds)
+    sequences = train['num_steps'] * train['batch_size']
+    versions = sorted({result.version for cell in results.cells for result in cell.runs if result.version})
+    lines = [
+        ('seeds', f'{seeds}; finished runs per cell: {" to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))}'),
+        ('intervals', f'{LEVEL} % t interval of the mean over seeds; none where one seed is finished'),
+        ('steps', f'{train["num_steps"]:,}, each of {train["batch_size"]:,} sequences: {sequences:,} sequences seen'),
+        ('evaluation', f'{baseline["data"]["name"]}, split {evaluation["split"]}, {_coverage(results)}'),
+        ('value reported', _final_steps(results)),
+        ('package', f'jaxformer {jaxformer.__version__}; runs written by {", ".join(versions) or "(not recorded)"}'),
+    ]
+    if len(versions) > 1:
+        lines.append(('warning', 'the runs come from different versions of the package'))
+    if counts[0] != counts[-1]:
+        lines.append(('warning', 'cells differ in their number of finished runs'))
+    lines += [
+        (
+            'warning',
+            f'{curves.row_name(index)} differs from the base in more than {", ".join(book.axis)}: {_pairs(more)}',
+        )
+        for index, cell in enumerate(results.cells)
+        if (more := cell.entry.further)
+    ]
+    lines += [('warning', text) for text in book.warnings]
+    lines += [('former cell', f'{cell.label} ({cell.id}): on disk, no longer in the grid') for cell in book.former]
+    return lines
+
+
+def as_csv(results: collect.Results) -> str:
+    """One row per cell, numbers unrounded and error rates as fractions; a field is blank where it is as in the base."""
+    grid_table = table(results)
+    fields = [column for column in grid_table.columns if column.kind in ('field', 'derived')]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    statistics = [f'{key} {name}' for key in results.metrics for name in ('mean', 'sd', 'half_width', 'n')]
+    states = ['done', 'failed', 'preempted', 'running', 'missing']
+    writer.writerow(['row', 'id', 'label', *(c.key for c in fields), *statistics, 'parameters', 'seconds', *states])
+    for name, row, cell in zip(grid_table.names, grid_table.rows, results.cells, strict=True):
+        values = [row[grid_table.columns.index(column)].text for column in fields]
+        for key in results.metrics:
+            summary = cell.summaries.get(key, stats.summarise(()))
+            values += [summary.mean, summary.sd, summary.half_width, summary.n]
+        found = [result.run.state for result in cell.runs]
+        values += [cell.entry.parameters, cell.seconds, *(found.count(state) for state in states)]
+        writer.writerow([name, cell.entry.id, cell.entry.label, *values])
+    return text.getvalue()
+
+
+def as_markdown(results: collect.Results) -> str:
+    """Table, what did not finish, and the conditions."""
+    grid_table = table(results)
+    numeric = [column.kind in ('metric', 'count') for column in grid_table.columns]
+    rows = [['', *(column.title for column in grid_table.columns)]]
+    rows += [['---', *('---:' if right else '---' for right in numeric)]]
+    rows += [
+        [name, *(entry.text for entry in row)] for name, row in zip(grid_table.names, grid_table.rows, strict=True)
+    ]
+    lines = [f'# {results.ledger.name}', '', results.ledger.docstring, '', summary_line(results), '']
+    lines += _markdown_rows(rows)
+    lines += ['', f'{_legend(results, grid_table)}', '']
+    if left_out := unfinished(results):
+        lines += ['## Runs that are in no mean', '']
+        lines += [f'- {describe(item)}' for item in left_out]
+        lines += ['']
+    lines += ['## Conditions', '', *(f'- {name}: {value}' for name, value in lint(results)), '']
+    return '\n'.join(lines)
+
+
+def as_html(results: collect.Results) -> str:
+    """The page: everything of the Markdown report, learning curves, and the baseline's configuration."""
+    import jinja2
+
+    here = Path(__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(here), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    grid_table = table(results)
+    return environment.get_template('report.html').render(
+        style=Markup((here / 'report.css').read_text()),
+        script=Markup((here / 'report.js').read_text()),
+        name=results.ledger.name,
+        docstring=results.ledger.docstring,
+        summary=summary_line(results),
+        table=grid_table,
+        ids=[cell.entry.id for cell in results.cells],
+        labels=[cell.entry.label for cell in results.cells],
+        colours=[curves.colour(index) for index in range(len(results.cells))],
+        legend=_legend(results, grid_table),
+        figures=curves.figures(results),
+        unfinished=[describe(item) for item in unfinished(results)],
+        lint=lint(results),
+        baseline=json.dumps(results.ledger.baseline, indent=2),
+        level=LEVEL,
+    )
+
+
+def summary_line(results: collect.Results) -> str:
+    """'4 cells × 3 seeds: 11 runs done, 1 failed'."""
+    states = [result.run.state for cell in results.cells for result in cell.runs]
+    counts = ', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(sorted(states)))
+    return f'{len(results.cells)} cells × {len(results.ledger.seeds)} seeds, {len(states)} runs: {counts}.'
+
+
+def describe(item: Unfinished) -> str:
+    """What happened to runs that are in no mean: '(1) num_heads=1, seed 2: failed at step 40: …'."""
+    which = f'{item.row} {item.label}, seed{"s" if len(item.seeds) > 1 else ""} {", ".join(map(str, item.seeds))}'
+    if item.state == 'missing':
+        return f'{which}: not started'
+    at = f'{which}: {item.state} at step {item.step:,}'
+    return f'{at}: {item.reason}' if item.reason else at
+
+
+def _metric_title(key: str) -> str:
+    known = metrics.lookup(key)
+    arrow = '↓' if known.better == 'lower' else '↑'
+    return f'{metrics.title(key)}{" %" if known.percent else ""} {arrow}'
+
+
+def _entry(results: collect.Results, cell: collect.CellResult, column: Column, is_base: bool) -> Entry:
+    if column.kind in ('field', 'derived'):
+        return _field(results.ledger.baseline, cell, column, is_base)
+    if column.kind == 'metric':
+        return _measured(column.key, cell.summaries.get(column.key))
+    if column.key == 'n':
+        return Entry(_share(len(cell.done), len(cell.runs)), float(len(cell.done)))
+    if column.key == 'parameters':
+        count = cell.entry.parameters
+        return Entry('' if count is None else f'{count:,}', count)
+    return Entry('' if cell.seconds is None else _duration(cell.seconds), cell.seconds)
+
+
+def _field(baseline: Mapping[str, Any], cell: collect.CellResult, column: Column, is_base: bool) -> Entry:
+    base: Any = baseline
+    for part in column.key.split('.'):
+        base = base[part]
+    if column.kind == 'derived':
+        value = cell.entry.derived[column.key][1] if column.key in cell.entry.derived else base
+    else:
+        value = cell.entry.overrides[column.key] if column.key in cell.entry.overrides else base
+    shown = plan.show(value) if is_base or value != base else ''
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return Entry(shown, value if is_number else plan.show(value))
+
+
+def _measured(key: str, summary: stats.Summary | None) -> Entry:
+    if summary is None or summary.mean is None:
+        return Entry('–', None)
+    known = metrics.lookup(key)
+    interval = '' if summary.half_width is None else f' ± {known.number(summary.half_width)}'
+    return Entry(known.number(summary.mean) + interval, summary.mean)
+
+
+def _share(done: int, planned: int) -> str:
+    return str(done) if done == planned else f'{done} of {planned}'
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f'{seconds:.0f} s'
+    return f'{seconds / 60:.1f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
+
+
+def _legend(results: collect.Results, grid_table: Table) -> str:
+    """The sentence under the table."""
+    text = (
+        f'Blank: as in the base. Mean ± half width of the {LEVEL} % interval over n seeds, after the last step; '
+        'time is the mean of a run.'
+    )
+    follow = [column.title for column in grid_table.columns if column.kind == 'derived']
+    return text + (
+        f' {", ".join(follow)} follow{"s" if len(follow) == 1 else ""} from the fields set.' if follow else ''
+    )
+
+
+def _coverage(results: collect.Results) -> str:
+    """How many examples the evaluation was over, as the runs recorded it."""
+    key = f'{results.ledger.metric.rpartition("/")[0]}/examples'
+    counts = sorted({result.final[key][1] for cell in results.cells for result in cell.runs if key in result.final})
+    return (
+        f'{" or ".join(f"{count:,.0f}" for count in counts)} examples' if counts else 'number of examples not recorded'
+    )
+
+
+def _final_steps(results: collect.Results) -> str:
+    """At which step the reported values were taken, and which metrics were last taken before the last step."""
+    last = results.ledger.baseline['train']['num_steps']
+    earlier = {}
+    for key in results.metrics:
+        steps = {result.final[key][0] for cell in results.cells for result in cell.runs if key in result.final}
+        if steps - {last}:
+            earlier[metrics.title(key)] = steps
+    if not earlier:
+        return 'the last one of each run, not the best'
+    listed = '; '.join(f'{name} at step {", ".join(map(str, sorted(steps)))}' for name, steps in earlier.items())
+    return f'the last one of each run, not the best ({listed})'
+
+
+def _pairs(pairs: Mapping[str, Sequence[Any]]) -> str:
+    return ', '.join(f'{field} {plan.show(old)} → {plan.show(new)}' for field, (old, new) in pairs.items())
+
+
+def _markdown_rows(rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f'| {" | ".join(text.replace("|", chr(92) + "|") for text in row)} |' for row in rows]

@@ -1,0 +1,325 @@
+"""Checkpoints that are whole or do not count: saved by orbax, listed in a manifest, checked before every restore.
+
+    checkpoints/<step>/state/…        parameters, optimiser state, step …, one entry per array
+                       data/…         where the data iterator stands
+                       config/…       the resolved configuration
+                       manifest.json  size and SHA-256 of every file above
+
+A save is written as `<step>.partial` and takes its name only once orbax has committed it and the manifest stands in
+it, so a kill at any moment leaves the steps that were there before and at most a directory that nobody counts, which
+the next save clears away. The manifest is needed because a flipped byte otherwise restores as wrong numbers. (On an
+object store a rename is a copy; there a kill in the middle of it can leave a step that `check` names as damaged.)
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from logging import ERROR, LogRecord
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from etils import epath
+from jax.experimental import multihost_utils
+from orbax.checkpoint import v1 as ocp
+
+from jaxformer import files
+from jaxformer.errors import RunError, UserError
+
+MANIFEST = 'manifest.json'
+_PARTIAL = '.partial'
+_LEFTOVERS = ('*.orbax-checkpoint-tmp*', '*' + _PARTIAL)
+
+
+def save(directory: epath.PathLike, step: int, state: Any, data_state: dict, config: dict, keep: int) -> epath.Path:
+    """Saves `state` (any tree of arrays) with the data position and the configuration as `directory/<step>`.
+
+    Call it on every process. Returns the path, after the checkpoint is whole on disk and only then older ones have
+    gone: the `keep` newest whole ones stay. A damaged one does not count as kept; it stays for inspection until it is
+    older than the oldest kept one, and then goes like any other. An existing whole `directory/<step>` is left as it
+    is, a damaged one is replaced.
+
+    Raises:
+      RunError: nothing could be written (full disk, no permission …). The earlier checkpoints are untouched.
+    """
+    if keep < 1:
+        raise ValueError(f'keep is {keep}; at least the newest checkpoint has to stay')
+    directory = epath.Path(directory)
+    path, partial = directory / str(step), directory / f'{step}{_PARTIAL}'
+
+    def prepare() -> bool:
+        directory.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(directory)
+        return path.exists() and check(path) is None
+
+    def finish() -> None:
+        files.write_json(partial / MANIFEST, {'files': _listing(partial)})
+        if path.exists():
+            logging.warning('%s: damaged (%s); replaced', path, check(path))
+            path.rmtree()
+        partial.rename(path)
+
+    try:
+        if _on_first_process(prepare):
+            return path
+        _write(partial, {'state': state, 'data': data_state, 'config': config})
+        _on_first_process(finish)
+    except OSError as error:
+        if jax.process_index() == 0:
+            with contextlib.suppress(OSError):
+                _clear_leftovers(directory)
+        raise RunError(
+            f'{path}: the checkpoint could not be written ({_one_line(error)}); free space or choose another workdir. '
+            'Earlier checkpoints are untouched'
+        ) from error
+    if jax.process_index() == 0:
+        _prune(directory, step, keep)
+    return path
+
+
+def steps(directory: epath.PathLike) -> list[int]:
+    """The steps that have a directory, whole or not, in ascending order."""
+    directory = epath.Path(directory)
+    if not directory.exists():
+        return []
+    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal() and p.is_dir())
+
+
+def check(path: epath.PathLike) -> str | None:
+    """None where the checkpoint `path` (= directory/<step>) is whole, else one line: the file and what is wrong.
+
+    Reads and hashes every file that the manifest lists; files that it does not list do no harm.
+    """
+    path = epath.Path(path)
+    try:
+        listing = files.read_json(path / MANIFEST)['files']
+        expected = {name: (int(entry['size']), str(entry['sha256'])) for name, entry in listing.items()}
+    except FileNotFoundError:
+        return f'{MANIFEST}: missing'
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+        return f'{MANIFEST}: unreadable'
+    if not expected:
+        return f'{MANIFEST}: lists no file'
+    for name, (size, digest) in expected.items():
+        try:
+            found = (path / name).stat().length
+            if found != size:
+                return f'{name}: {found} bytes instead of {size}'
+            if files.sha256(path / name) != digest:
+                return f'{name}: its content has changed (SHA-256 differs)'
+        except FileNotFoundError:
+            return f'{name}: missing'
+        except (OSError, ValueError) as error:
+            return f'{name}: unreadable ({_one_line(error)})'
+    return None
+
+
+def newest_whole(directory: epath.PathLike) -> int | None:
+    """The newest whole step, None where there is no step at all. Each damaged one passed over is warned of by name.
+
+    Raises:
+      RunError: there are steps and none of them is whole; a run must not quietly start afresh.
+    """
+    directory = epath.Path(directory)
+    damage = []
+    for step in reversed(steps(directory)):
+        reason = check(directory / str(step))
+        if reason is None:
+            return step
+        logging.warning('%s: damaged checkpoint skipped: %s', directory / str(step), reason)
+        damage.append(f'step {step}: {reason}')
+    if damage:
+        raise RunError(
+            f'{directory}: no whole checkpoint ({"; ".join(damage)}); put back a copy of one, '
+            'or remove this directory to train from the start'
+        )
+    return None
+
+
+def restore(directory: epath.PathLike, step: int, abstract_state: Any) -> tuple[Any, dict]:
+    """The state and the data position of a step, bit-equal to what was saved, on whatever mesh the caller names.
+
+    `abstract_state` has the structure of the state, with `jax.ShapeDtypeStruct`s (whose sharding says where an array
+    goes) or arrays as leaves.
+
+    Raises:
+      UserError: no such step, or its parameters differ from `abstract_state` in name, shape or dtype.
+      RunError: the checkpoint is damaged.
+    """
+    path = _whole(directory, step)
+    wanted = jax.tree.map(_abstract, abstract_state)
+    _raise_on_mismatch(path, _named(wanted), metadata(directory, step))
+    loaded = _load(path, {'state': wanted, 'data': None})
+    return loaded['state'], loaded['data']
+
+
+def restore_params(directory: epath.PathLike, step: int) -> Any:
+    """The parameter tree of a step on the default device, whatever it was saved from; the optimiser state is not read.
+
+    Raises: as `restore`.
+    """
+    path = _whole(directory, step)
+    params = jax.tree.map(_abstract, _state_metadata(path)['params'])
+    return _load(path, {'state': {'params': params}}, partial=True)['state']['params']
+
+
+def metadata(directory: epath.PathLike, step: int) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Path → (shape, dtype) of every array of the state ('params/…', 'opt_state/…', 'step'), reading no array."""
+    return _named(_state_metadata(_existing(directory, step)))
+
+
+def config(directory: epath.PathLike, step: int) -> dict:
+    """The configuration that a step was saved with, as plain JSON values (tuples come back as lists)."""
+    return _load(_existing(directory, step), {'config': None})['config']
+
+
+def _existing(directory: epath.PathLike, step: int) -> epath.Path:
+    path = epath.Path(directory) / str(step)
+    if not path.is_dir():
+        there = ', '.join(map(str, steps(directory))) or 'none'
+        raise UserError(f'{path}: no such checkpoint; the steps there are: {there}')
+    return path
+
+
+def _whole(directory: epath.PathLike, step: int) -> epath.Path:
+    path = _existing(directory, step)
+    reason = check(path)
+    if reason is not None:
+        raise RunError(f'{path}: damaged checkpoint: {reason}; choose another step or put back a copy of it')
+    return path
+
+
+def _listing(path: epath.Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of every file below `path`, by its name relative to it."""
+    return {
+        file.relative_to(path).as_posix(): {'size': file.stat().length, 'sha256': files.sha256(file)}
+        for file in _files_below(path)
+    }
+
+
+def _files_below(path: epath.Path) -> Iterator[epath.Path]:
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir():
+            yield from _files_below(entry)
+        else:
+            yield entry
+
+
+def _clear_leftovers(directory: epath.Path) -> None:
+    """Removes what killed saves and removals have left behind; the caller is the only writer of the directory."""
+    for pattern in _LEFTOVERS:
+        for orphan in directory.glob(pattern):
+            logging.info('%s: left over from a killed process; removed', orphan)
+            orphan.rmtree()
+
+
+def _prune(directory: epath.Path, saved: int, keep: int) -> None:
+    """Removes every step but `saved` that has `keep` newer whole ones; `saved` has just been written and is whole."""
+    whole = 0
+    for step in reversed(steps(directory)):
+        path = directory / str(step)
+        if whole < keep:
+            whole += step == saved or check(path) is None
+        elif step != saved:
+            # Renamed first: a kill must not leave half a checkpoint under a step's name.
+            try:
+                path.rename(directory / f'{step}{_PARTIAL}').rmtree()
+            except OSError as error:
+                logging.warning('%s: an old checkpoint that could not be removed: %s', path, _one_line(error))
+
+
+def _on_first_process(action: Callable[[], Any]) -> bool:
+    """Runs `action` on process 0; every process waits for it, gets the truth of its result, and fails if it fails."""
+    error: Exception | None = None
+    result = False
+    if jax.process_index() == 0:
+        try:
+            result = bool(action())
+        except Exception as caught:  # noqa: BLE001 - raised again below, once the other processes know of it
+            error = caught
+    if jax.process_count() > 1:
+        result, failed = map(bool, multihost_utils.broadcast_one_to_all(np.array([result, error is not None])))
+        if failed and error is None:
+            raise RunError('process 0 could not write the checkpoint; its log says why')
+    if error is not None:
+        raise error
+    return result
+
+
+@contextlib.contextmanager
+def _context(*, partial: bool = False) -> Iterator[None]:
+    """Orbax's settings: data position and configuration as JSON files, which any editor opens; `partial` trees."""
+    registry = ocp.handlers.local_registry()
+    for name in ('data', 'config'):
+        registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    context.pytree.loading.partial_load = partial
+    with context:
+        yield
+
+
+def _write(path: epath.Path, checkpointables: dict[str, Any]) -> None:
+    """Saves by orbax. Every failure is an OSError, and orbax's log of it (pages of traceback) is not printed."""
+    logger = logging.get_absl_logger()
+    logger.addFilter(_not_an_error_of_orbax)
+    try:
+        with _context():
+            ocp.save_checkpointables(path, checkpointables)
+    except (ValueError, RuntimeError) as error:  # the storage layer's form of "No space left on device"
+        raise OSError(_one_line(error)) from error
+    finally:
+        logger.removeFilter(_not_an_error_of_orbax)
+
+
+def _not_an_error_of_orbax(record: LogRecord) -> bool:
+    return record.levelno < ERROR or 'orbax' not in record.pathname
+
+
+def _load(path: epath.Path, wanted: dict[str, Any], *, partial: bool = False) -> dict[str, Any]:
+    try:
+        with _context(partial=partial):
+            return ocp.load_checkpointables(path, wanted)
+    except Exception as error:  # noqa: BLE001 - v1 raises KeyErrors and ValueErrors of many kinds; the cause is useful
+        raise RunError(f'{path}: the checkpoint cannot be read: {_one_line(error.__cause__ or error)}') from error
+
+
+def _state_metadata(path: epath.Path) -> dict[str, Any]:
+    try:
+        with _context():
+            return ocp.checkpointables_metadata(path).metadata['state']
+    except Exception as error:  # noqa: BLE001 - as in _load
+        raise RunError(f'{path}: the checkpoint cannot be read: {_one_line(error.__cause__ or error)}') from error
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """A leaf (array, ShapeDtypeStruct or orbax's metadata) as a ShapeDtypeStruct that says where it goes."""
+    sharding = getattr(leaf, 'sharding', None)
+    if not isinstance(sharding, jax.sharding.Sharding):
+        # Without a target, orbax asks for the devices of the save, which may not exist here.
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _named(tree: Any) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator='/'): (tuple(leaf.shape), np.dtype(leaf.dtype))
+        for path, leaf in leaves
+    }
+
+
+def _raise_on_mismatch(path: epath.Path, wanted: dict, stored: dict) -> None:
+    remedy = 'use the config that it was saved with, or another workdir'
+    for name in [*wanted, *(name for name in stored if name not in wanted)]:
+        here, there = (_say(side[name]) if name in side else 'not there' for side in (wanted, stored))
+        if here != there:  # orbax would cast a dtype silently
+            raise UserError(f'{path}: {name} is {there} in the checkpoint and {here} in this run; {remedy}')
+
+
+def _say(array: tuple[tuple[int, ...], np.dtype]) -> str:
+    return f'{array[1].name}{list(array[0])}'
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,81 @@
+"""From token batches and text lines to decoded symbols: one compiled program per source bucket."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxformer import sharding
+from jaxformer.config import Config
+from jaxformer.data.corpus import Corpus, Split
+from jaxformer.data.pipeline import eval_batches
+from jaxformer.data.vocab import EOS, PAD, UNK
+from jaxformer.decode.error_rates import error_rates
+from jaxformer.decode.greedy import greedy
+from jaxformer.runtime import CountedJit
+
+
+class Decoder:
+    """Greedy decoding of whole splits and of lines of text with given parameters."""
+
+    def __init__(self, cfg: Config, model: nn.Module, corpus: Corpus, mesh: Mesh) -> None:
+        self._cfg, self._model, self._corpus, self._mesh = cfg, model, corpus, mesh
+        self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
+        self.search = CountedJit(self._search)
+
+    def _search(self, params: Any, source_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+        length = self._cfg.eval.max_decode_length
+        apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
+        cache = apply('start_cache', source_BS, length)
+        extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
+        return greedy(extend, cache, source_BS.shape[0], length)
+
+    def batch(self, params: Any, source_BS: np.ndarray) -> tuple[list[list[str]], np.ndarray]:
+        """(symbols, log-probability) of each row of a host batch."""
+        placed = sharding.put_batch({'source': source_BS}, self._mesh)['source']
+        tokens_BT, logprob_B = jax.device_get(self.search(params, placed))
+        return [self._corpus.vocab.decode(row) for row in tokens_BT], logprob_B
+
+    def split_error_rates(self, params: Any, split: Split) -> dict[str, float]:
+        """Symbol and sequence error rates (fractions) over every example of a split that fits the buckets."""
+        hypotheses, references = [], []
+        for batch in eval_batches(split, self._cfg.data.buckets, self._rows):
+            symbols, _ = self.batch(params, batch['source'])
+            for example, hypothesis in zip(batch['example_id'], symbols, strict=True):
+                if example >= 0:
+                    hypotheses.append(hypothesis)
+                    references.append(split.references(int(example)))
+        return error_rates(hypotheses, references)
+
+    def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
+        """(output line, number of unknown source symbols) of each line, in order; a blank line gives an empty one.
+
+        Lines are sorted by length for the batches. One that is longer than the longest source bucket is decoded from
+        a batch of its own, padded to the next power of two.
+        """
+        encoded = [self._corpus.vocab.encode(self._corpus.source_symbols(line)) for line in lines]
+        outputs = [''] * len(lines)
+        for shape, rows in self._line_batches(encoded):
+            source_BS = np.full((self._rows, shape), PAD, np.int32)
+            for row, index in enumerate(rows):
+                source_BS[row, : len(encoded[index]) + 1] = [*encoded[index], EOS]
+            symbols, _ = self.batch(params, source_BS)
+            for index, output in zip(rows, symbols, strict=False):
+                outputs[index] = self._corpus.target_text(output)
+        return zip(outputs, (tokens.count(UNK) for tokens in encoded), strict=True)
+
+    def _line_batches(self, encoded: Sequence[Sequence[int]]) -> Iterable[tuple[int, list[int]]]:
+        """(padded source length, indices of the lines) of each batch."""
+        sizes = sorted({size for size, _ in self._cfg.data.buckets})
+        by_shape: dict[int, list[int]] = {}
+        for index, tokens in enumerate(encoded):
+            if tokens:
+                needed = len(tokens) + 1
+                shape = next((size for size in sizes if needed <= size), 1 << (needed - 1).bit_length())
+                by_shape.setdefault(shape, []).append(index)
+        for shape, indices in sorted(by_shape.items()):
+            for start in range(0, len(indices), self._rows):
+                yield shape, indices[start : start + self._rows]

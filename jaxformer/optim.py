@@ -1,0 +1,75 @@
+"""Optimisers by optax, and the learning-rate schedules."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import logging
+
+from jaxformer.config import Config
+
+# Leaves that weight decay leaves alone, by the last name of their path.
+UNDECAYED = re.compile(r'(^|_)(scale|bias)$')
+
+
+def schedule(cfg: Config) -> Callable[[Any], jax.Array]:
+    """Learning rate by the number of updates done before: update 1 uses schedule(0).
+
+    noam is learning_rate · d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (AIAYN eq. 3). The others rise linearly to
+    learning_rate over warmup_steps and then stay (constant) or fall to 0 at num_steps (linear, cosine). warmup_steps=0
+    starts at the peak. Update 1 is never a step of size 0.
+    """
+    optim = cfg.optim
+    if optim.warmup_steps > cfg.train.num_steps:
+        logging.warning(
+            'config.optim.warmup_steps=%d is more than config.train.num_steps=%d: the peak is never reached',
+            optim.warmup_steps,
+            cfg.train.num_steps,
+        )
+    shape = SCHEDULES[optim.schedule]
+    return lambda count: optim.learning_rate * shape(jnp.asarray(count, jnp.float32) + 1, cfg)
+
+
+def _warmup(step: jax.Array, cfg: Config) -> jax.Array:
+    return jnp.minimum(step / max(cfg.optim.warmup_steps, 1), 1.0)
+
+
+def _left(step: jax.Array, cfg: Config) -> jax.Array:
+    """Share of the steps after warm-up that are still to come: 1 at the peak, just above 0 at the last update."""
+    falling = max(cfg.train.num_steps - cfg.optim.warmup_steps, 1)
+    return jnp.clip((cfg.train.num_steps + 1 - step) / falling, 0.0, 1.0)
+
+
+def _noam(step: jax.Array, cfg: Config) -> jax.Array:
+    return cfg.model.d_model**-0.5 * jnp.minimum(step**-0.5, step * float(max(cfg.optim.warmup_steps, 1)) ** -1.5)
+
+
+SCHEDULES: dict[str, Callable[[jax.Array, Config], jax.Array]] = {
+    'noam': _noam,
+    'constant': _warmup,
+    'linear': lambda step, cfg: _warmup(step, cfg) * _left(step, cfg),
+    'cosine': lambda step, cfg: _warmup(step, cfg) * 0.5 * (1 - jnp.cos(jnp.pi * _left(step, cfg))),
+}
+
+
+def decay_mask(params: Any) -> Any:
+    """Tree of booleans: which parameters weight decay applies to. Norm scales, norm biases and biases never."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: not UNDECAYED.search(path[-1].key), params)
+
+
+def build(cfg: Config) -> optax.GradientTransformation:
+    """The optimiser that cfg.optim names: clipping, then the direction, then decay, then the learning rate."""
+    optim = cfg.optim
+    direction = {
+        'adam': lambda: optax.scale_by_adam(optim.beta1, optim.beta2, optim.epsilon),
+        'sgd': lambda: optax.trace(decay=optim.beta1),
+    }[optim.name]()
+    return optax.chain(
+        optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
+        direction,
+        optax.add_decayed_weights(optim.weight_decay, mask=decay_mask) if optim.weight_decay else optax.identity(),
+        optax.scale_by_learning_rate(schedule(cfg)),
+    )

@@ -1,0 +1,142 @@
+"""Where arrays live: a mesh from the config, letters for every parameter, mesh axes for every letter.
+
+The model knows nothing of this. A parameter whose path is not in the table, or whose letters ask for one mesh axis
+twice, is an error.
+"""
+
+import math
+import re
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxformer.config import MeshConfig
+from jaxformer.errors import UserError
+
+AXES = ('data', 'fsdp', 'model', 'seq')
+
+MESH_AXES: dict[str, tuple[str, ...]] = {
+    'B': ('data', 'fsdp'),
+    'T': ('seq',),
+    'S': ('seq',),
+    'D': ('fsdp',),
+    'H': ('model',),
+    'G': ('model',),
+    'F': ('model',),
+    'V': ('model',),
+}
+"""Letter → mesh axes; a letter that is not here is not divided."""
+
+_LAYERS = r'^(encoder|decoder)/layers/'
+PARAMETERS: tuple[tuple[str, str], ...] = (
+    (r'^(source_)?embedding$', 'VD'),
+    (r'^softmax$', 'VD'),
+    (r'^(encoder|decoder)/position/table$', 'TD'),
+    (r'^(encoder|decoder)/final_norm/(scale|bias)$', 'D'),
+    (_LAYERS + r'\w+_norm/(scale|bias)$', 'ND'),
+    (_LAYERS + r'(self|cross)_attention/query$', 'NDHK'),
+    (_LAYERS + r'(self|cross)_attention/key$', 'NDGK'),
+    (_LAYERS + r'(self|cross)_attention/value$', 'NDGE'),
+    (_LAYERS + r'(self|cross)_attention/out$', 'NHED'),
+    (_LAYERS + r'feed_forward/(inner|gate)$', 'NDF'),
+    (_LAYERS + r'feed_forward/inner_bias$', 'NF'),
+    (_LAYERS + r'feed_forward/outer$', 'NFD'),
+    (_LAYERS + r'feed_forward/outer_bias$', 'ND'),
+)
+"""Pattern of a parameter's path → its letters, one per dimension."""
+
+
+def make_mesh(cfg: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """The mesh of cfg over all devices; one device is the mesh of ones.
+
+    Raises:
+      UserError: the axes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [getattr(cfg, axis) for axis in AXES]
+    fixed = math.prod(size for size in sizes if size > 0)
+    if -1 in sizes and len(devices) % fixed == 0:
+        sizes[sizes.index(-1)] = len(devices) // fixed
+    if math.prod(sizes) != len(devices):
+        asked = ', '.join(f'{axis}={size}' for axis, size in zip(AXES, sizes, strict=True))
+        raise UserError(f'config.mesh ({asked}): the product must be the number of devices, {len(devices)}')
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """'decoder/layers/cross_attention/query' for a key path of jax.tree_util."""
+    return '/'.join(str(getattr(part, 'key', getattr(part, 'name', getattr(part, 'idx', part)))) for part in path)
+
+
+def letters(path: str) -> str:
+    """The letters of a parameter's dimensions. Raises KeyError for a path that no pattern of PARAMETERS matches."""
+    for pattern, dims in PARAMETERS:
+        if re.search(pattern, path):
+            return dims
+    raise KeyError(f'parameter {path}: no pattern of sharding.PARAMETERS matches it; add a row with its letters')
+
+
+def spec(dims: str, mesh: Mesh, shape: tuple[int, ...], name: str) -> PartitionSpec:
+    """The partition of an array by its letters.
+
+    Raises:
+      UserError: two dimensions ask for one axis of size > 1, or an axis does not divide its dimension.
+    """
+    used: set[str] = set()
+    entries: list[tuple[str, ...] | None] = []
+    for letter, size in zip(dims, shape, strict=True):
+        axes = tuple(axis for axis in MESH_AXES.get(letter, ()) if mesh.shape[axis] > 1)
+        if clash := used.intersection(axes):
+            raise UserError(f'{name} [{dims}]: two dimensions want mesh axis {clash.pop()}; mend sharding.MESH_AXES')
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if size % parts:
+            raise UserError(
+                f'{name} [{dims}]: {letter}={size} is not divisible by mesh {" x ".join(axes)}={parts}; '
+                f'choose another config.mesh or another size'
+            )
+        used.update(axes)
+        entries.append(axes or None)
+    return PartitionSpec(*entries)
+
+
+def of_state(state: Any, mesh: Mesh) -> Any:
+    """A NamedSharding for each leaf of a train state (or of bare parameters).
+
+    The optimiser's moments mirror the parameters, so they lie as the parameter whose path ends theirs; scalars are
+    replicated.
+    """
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        if leaf.ndim == 0:
+            return NamedSharding(mesh, PartitionSpec())
+        name = _parameter_part(path_name(path))
+        return NamedSharding(mesh, spec(letters(name), mesh, leaf.shape, name))
+
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _parameter_part(path: str) -> str:
+    """The path below `params`, or below an optimiser's moment (`opt_state/1/mu/…`)."""
+    return re.sub(r'^(params/|opt_state/\d+/(mu|nu|trace)/)', '', path)
+
+
+BATCH = {'source': 'BS', 'target': 'BT', 'example_id': 'B'}
+"""Name of a batch's array → its letters."""
+
+
+def put_batch(batch: dict[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
+    """Puts this process's rows of a batch onto the mesh: rows along data and fsdp, positions along seq."""
+    processes = jax.process_count()
+    placed = {}
+    for name, rows in batch.items():
+        shape = (rows.shape[0] * processes, *rows.shape[1:])
+        sharding = NamedSharding(mesh, spec(BATCH[name], mesh, shape, f'batch {name}'))
+        placed[name] = jax.make_array_from_process_local_data(sharding, rows, shape)
+    return placed
+
+
+def whole_rows(batch_size: int, mesh: Mesh) -> int:
+    """`batch_size` rounded up to a number of rows that the mesh divides; the rows too many are padding."""
+    multiple = math.prod(mesh.shape[axis] for axis in MESH_AXES['B'])
+    return -(-batch_size // multiple) * multiple

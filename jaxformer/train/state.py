@@ -1,0 +1,44 @@
+"""What a training step carries over: made from the seed, laid out over the mesh."""
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jaxformer import sharding
+from jaxformer.model import transformer
+
+
+@flax.struct.dataclass
+class TrainState:
+    """step: updates tried so far. skipped: of these, how many a non-finite gradient undid; skipped_in_row: the last ones."""
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    skipped: jax.Array
+    skipped_in_row: jax.Array
+
+
+def create(model: nn.Module, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+    """A fresh state, a pure function of the seed."""
+    params = transformer.init(model, seed)
+    zero = jnp.int32(0)
+    return TrainState(zero, params, optimizer.init(params), zero, zero)
+
+
+def abstract(model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The state as shapes, dtypes and shardings; nothing is allocated."""
+    shapes = jax.eval_shape(lambda: create(model, optimizer, 0))
+    place = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)  # noqa: E731
+    return jax.tree.map(place, shapes, sharding.of_state(shapes, mesh))
+
+
+def initialise(model: nn.Module, optimizer: optax.GradientTransformation, seed: int, target: TrainState) -> TrainState:
+    """A fresh state, born where `target` (of `abstract`) says it lies."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
+    return jax.jit(lambda seed: create(model, optimizer, seed), out_shardings=shardings)(seed)

@@ -1,0 +1,68 @@
+"""One update, as a pure function of state and batch."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxformer import losses, optim
+from jaxformer.config import Config
+from jaxformer.data.vocab import PAD
+from jaxformer.model import ops
+from jaxformer.train.state import TrainState
+
+Batch = dict[str, jax.Array]
+
+
+def loss_fn(
+    params: Any, batch: Batch, key_2: jax.Array | None, model: nn.Module, label_smoothing: float
+) -> tuple[jax.Array, jax.Array]:
+    """(label-smoothed loss in nats per real target token, number of such tokens); 0 for a batch of padding alone."""
+    target_BT = batch['target']
+    logits_BTV, _ = model.apply({'params': params}, batch['source'], target_BT, key_2)
+    weights_BT = (target_BT != PAD).astype(jnp.float32)
+    tokens = jnp.sum(weights_BT)
+    total = losses.cross_entropy(logits_BTV, target_BT, weights_BT, label_smoothing)
+    return total / jnp.maximum(tokens, 1.0), tokens
+
+
+def train_step(
+    state: TrainState, batch: Batch, *, model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update on one global batch.
+
+    The dropout key is a function of cfg.seed and state.step alone, so that a resumed run draws what the straight run
+    drew. Where the loss or the gradient is not finite nothing but the counters changes, whatever the policy: a poisoned
+    state is never formed, and the loop decides whether to go on.
+
+    Returns:
+      (state, metrics): loss (nats per token, smoothed), tokens, grad_norm (before clipping), learning_rate, finite,
+      skipped, skipped_in_row; all scalars on the device.
+    """
+    key_2 = ops.fold(jnp.zeros(2, jnp.uint32), cfg.seed, state.step)
+    gradient = jax.value_and_grad(loss_fn, has_aux=True)
+    (loss, tokens), grads = gradient(state.params, batch, key_2, model, cfg.optim.label_smoothing)
+    grad_norm = optax.global_norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    keep_old = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+    new = TrainState(
+        step=state.step + 1,
+        params=jax.tree.map(keep_old, params, state.params),
+        opt_state=jax.tree.map(keep_old, opt_state, state.opt_state),
+        skipped=state.skipped + ~finite,
+        skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+    )
+    metrics = {
+        'loss': loss,
+        'tokens': tokens,
+        'grad_norm': grad_norm,
+        'learning_rate': optim.schedule(cfg)(state.step - state.skipped),
+        'finite': finite,
+        'skipped': new.skipped,
+        'skipped_in_row': new.skipped_in_row,
+    }
+    return new, metrics

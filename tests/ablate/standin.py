@@ -1,0 +1,112 @@
+"""A stand-in for `train`: writes the directory of a run as training does, without training. Also a command, to be killed.
+
+python standin.py GRID_FILE WORKDIR SEEDS     runs the grid; each step takes 20 ms
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from etils import epath
+
+from jaxformer import config as config_lib
+from jaxformer import files
+from jaxformer.ablate import launch, plan
+from jaxformer.errors import RunError
+
+HEAD = '''"""Heads at a fixed width.
+
+Question: does it matter?
+"""
+from configs import base
+from jaxformer.ablate.grid import chain, product, zipped
+
+
+def get_config():
+    config = base.get_config()
+    config.train.num_steps = 8
+    config.train.batch_size = 16
+    return config
+
+'''
+
+
+def grid_file(directory: Path, cells: str, extra: str = '', name: str = 'heads') -> Path:
+    """Writes a grid file whose `grid()` returns the expression `cells`."""
+    path = Path(directory) / f'{name}.py'
+    path.write_text(f'{HEAD}{extra}\n\ndef grid():\n    return {cells}\n')
+    return path
+
+
+def make_plan(directory: Path, cells: str, extra: str = '', name: str = 'heads') -> plan.Plan:
+    """The plan of such a file; the number of parameters is 1000 per head."""
+    grid = plan.read(grid_file(directory, cells, extra, name))
+    return plan.resolve(grid, count=lambda cfg: 1000 * cfg.model.num_heads)
+
+
+@dataclasses.dataclass
+class Standin:
+    """`fail` maps d_k to the exception raised half way; `started` lists (d_k, seed, first step) of each call."""
+
+    pause: float = 0.0
+    fail: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    preempt: set[int] = dataclasses.field(default_factory=set)
+    started: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
+
+    def __call__(self, cfg: config_lib.Config, workdir: epath.Path) -> dict[str, float]:
+        with files.lock(workdir / '.lock'):
+            return self._train(cfg, workdir)
+
+    def _train(self, cfg, workdir):
+        checkpoint = workdir / 'checkpoint.json'
+        step = files.read_json(checkpoint)['step'] if checkpoint.exists() else 0
+        d_k = cfg.model.d_k
+        self.started.append((d_k, cfg.seed, step))
+        files.write_json(workdir / 'config.json', config_lib.to_dict(cfg))
+        files.write_json(workdir / 'environment.json', {'versions': {'jaxformer': '0.1.0'}})
+        clock = itertools.count(1_700_000_000.0)
+        record: dict[str, float] = {}
+
+        def say(status, reason=None):
+            metrics = {key: value for key, value in record.items() if key.startswith('dev/')}
+            content = {'status': status, 'step': step, 'num_steps': cfg.train.num_steps, 'reason': reason}
+            about = {'metrics': metrics, 'pid': os.getpid(), 'host': 'here', 'started': 1e9, 'updated': 1e9 + 42}
+            files.write_json(workdir / 'status.json', {**content, **about})
+
+        say('running')
+        while step < cfg.train.num_steps:
+            step += 1
+            time.sleep(self.pause)
+            loss = 1.5 + 0.1 * math.sin(cfg.seed) + 20 / d_k + 3 / step
+            record = {'step': step, 'time': next(clock), 'train/loss': 1.1 * loss}
+            if step % 2 == 0 or step == cfg.train.num_steps:
+                record |= {'dev/loss': loss, 'dev/perplexity': math.exp(loss), 'dev/accuracy': 0.9 - loss / 20}
+                record |= {'dev/per': loss / 10, 'dev/wer': loss / 4, 'dev/examples': 321}
+            with (workdir / 'metrics.jsonl').open('a') as file:
+                file.write(json.dumps(record) + '\n')
+            files.write_json(checkpoint, {'step': step})
+            if 2 * step > cfg.train.num_steps and d_k in self.fail:
+                error = self.fail[d_k]
+                if isinstance(error, RunError):
+                    say('failed', str(error))
+                raise error
+            if 2 * step > cfg.train.num_steps and d_k in self.preempt:
+                self.preempt.remove(d_k)
+                say('preempted', 'SIGTERM')
+                raise RuntimeError('preempted')
+        say('done')
+        return {key: value for key, value in record.items() if key.startswith('dev/')}
+
+
+def main(grid_path: str, workdir: str, seeds: str) -> int:
+    resolved = plan.resolve(plan.read(grid_path), count=lambda cfg: None)
+    return launch.run(resolved, workdir, int(seeds), Standin(pause=0.02)).exit_code
+
+
+if __name__ == '__main__':
+    sys.exit(main(*sys.argv[1:]))
