@@ -2,8 +2,8 @@
 
 Question: what does a smaller d_k cost, and does dropping the scale hurt more the wider the keys are?
 Command:  jaxformer ablate --grid=experiments/d_k.py --workdir=runs/d_k --seeds=3
-Result:   compares phoneme error rate and loss on dev of d_k 32 (baseline), 8 and 128, each with scaled and unscaled scores;
-          d_v stays, so the parameter count changes with d_k.
+Result:   compares phoneme error rate and loss on dev of d_k 32 (baseline), 8 and 128, each with scaled and unscaled
+          scores; d_v stays, so the parameter count changes with d_k.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """Reads a grid's directory into what a report shows. Nothing is dropped: a run that did not finish is in it as such."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from etils import epath
 from jaxformer import files
 from jaxformer.ablate import ledger, metrics, stats
 from jaxformer.errors import UserError
+from jaxformer.train.writer import read_metrics
 
 Series = Mapping[str, tuple[tuple[int, float], ...]]
 """Metric → its (step, value) pairs, ascending; values that are not finite are left out."""
@@ -20,14 +20,15 @@ Series = Mapping[str, tuple[tuple[int, float], ...]]
 class RunResult:
     """A run with its curves; `final` holds (step, value) of the last record of each metric, if the run is done.
 
-    `value` is None where the last record is not a finite number. `seconds` is the time that the records span.
+    `value` is None where the last record is not a finite number. `seconds` is what the run took, without pauses;
+    `versions` are those of the package that worked on it.
     """
 
     run: ledger.Run
     series: Series
     final: Mapping[str, tuple[int, float | None]]
     seconds: float | None
-    version: str | None
+    versions: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,12 @@ def _cell(workdir: epath.PathLike, entry: ledger.Entry, seeds: tuple[int, ...]) 
 
 
 def _run(run: ledger.Run) -> RunResult:
-    records = _records(run.path / 'metrics.jsonl')
+    records: list[dict[str, Any]] = []
+    if (run.path / 'metrics.jsonl').exists():
+        try:
+            records = read_metrics(run.path / 'metrics.jsonl')
+        except UserError as error:
+            run = dataclasses.replace(run, state='failed', reason=str(error))
     series: dict[str, tuple[tuple[int, float], ...]] = {}
     final: dict[str, tuple[int, float | None]] = {}
     for key in dict.fromkeys(key for record in records for key in record if '/' in key):
@@ -96,38 +102,31 @@ def _run(run: ledger.Run) -> RunResult:
             final[key] = pairs[-1]
     if records:  # a process that fell over could not write its last step into status.json
         run = dataclasses.replace(run, step=max(run.step, records[-1]['step']))
-    return RunResult(run, series, final, _seconds(run), _version(run.path))
+    starts = _starts(run.path)
+    return RunResult(
+        run=run,
+        series=series,
+        final=final,
+        seconds=_seconds([start['time'] for start in starts], [record['time'] for record in records], run.status),
+        versions=tuple(dict.fromkeys(start['versions']['jaxformer'] for start in starts)),
+    )
 
 
-def _records(path: epath.Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl by step. A line that a kill cut short is no record; of two of a step the later counts."""
-    if not path.exists():
-        return []
-    merged: dict[int, dict[str, Any]] = {}
-    for line in path.read_text().splitlines():
-        try:
-            record = json.loads(line)
-            step = int(record['step'])
-        except (json.JSONDecodeError, KeyError, TypeError):
-            continue
-        merged[step] = {**merged.setdefault(step, {}), **record}
-    return [merged[step] for step in sorted(merged)]
+def _finite(value: float | str) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _finite(value: Any) -> float | None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if number else None
+def _starts(path: epath.Path) -> list[dict[str, Any]]:
+    """What environment.json says of each process that worked on the run, in order."""
+    return files.read_json(path / 'environment.json') if (path / 'environment.json').exists() else []
 
 
-def _seconds(run: ledger.Run) -> float | None:
-    started, updated = (_finite(run.status.get(key)) for key in ('started', 'updated'))
-    return None if started is None or updated is None else updated - started
-
-
-def _version(path: epath.Path) -> str | None:
-    """Version of the package that wrote the run, from environment.json."""
-    try:
-        environment = files.read_json(path / 'environment.json')
-        return str(environment['versions']['jaxformer'])
-    except (OSError, UserError, KeyError, TypeError):
+def _seconds(starts: list[float], times: list[float], status: Mapping[str, Any]) -> float | None:
+    """Time that the run's processes took, each from its start to the last sign of it: without the pauses between."""
+    if not starts or not status:
         return None
+    total = 0.0
+    for start, following in zip(starts, [*starts[1:], math.inf], strict=True):
+        signs = [time for time in (*times, status['updated']) if start <= time < following]
+        total += max(signs, default=start) - start
+    return total

@@ -5,6 +5,7 @@ import io
 import re
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -30,7 +31,7 @@ class Figure:
 def figures(results: collect.Results) -> list[Figure]:
     """One figure per metric: training loss last, metrics that no run recorded twice left out."""
     keys = [*results.metrics, 'train/loss']
-    drawn = []
+    drawn: list[Figure] = []
     for key in keys:
         if any(len(result.series.get(key, ())) > 1 for cell in results.cells for result in cell.runs):
             drawn.append(Figure(_caption(key), _draw(results, key, f'figure-{len(drawn)}')))
@@ -82,7 +83,7 @@ def _draw(results: collect.Results, key: str, name: str) -> Markup:
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
 
-    settings = {
+    settings: Any = {
         'svg.fonttype': 'none',
         'svg.hashsalt': name,
         'font.size': 10,
@@ -113,7 +114,7 @@ def _draw(results: collect.Results, key: str, name: str) -> Markup:
     return _inline(text.getvalue(), name, f'{_caption(key)} by step', _description(results, key, ends))
 
 
-def _plot(results: collect.Results, key: str, axes) -> list[tuple[int, str, float]]:
+def _plot(results: collect.Results, key: str, axes: Any) -> list[tuple[int, str, float]]:
     """Draws the curves; returns (cell index, name, last value) of each cell's mean."""
     scale = metrics.METRICS[key.rpartition('/')[2]].scale
     ends: list[tuple[int, str, float]] = []
@@ -151,7 +152,7 @@ def row_name(index: int, label: str = '') -> str:
     return f'{short} {label}' if index and 0 < len(label) <= _LONGEST_LABEL else short
 
 
-def _label(axes, ends: Sequence[tuple[int, str, float]]) -> None:
+def _label(axes: Any, ends: Sequence[tuple[int, str, float]]) -> None:
     """Writes each cell's name at the end of its mean curve, moved apart where ends lie close."""
     low, high = axes.get_ylim()
     heights = spread([value for *_, value in ends], (high - low) * _LINE, low, high)
@@ -160,7 +161,7 @@ def _label(axes, ends: Sequence[tuple[int, str, float]]) -> None:
     axes.set_ylim(low, high)
 
 
-def _write(axes, text: str, x: float, y: float, x_unit: str, index: int) -> None:
+def _write(axes: Any, text: str, x: float, y: float, x_unit: str, index: int) -> None:
     """Writes `text` a little to the right of (x, y) in the cell's colour."""
     axes.annotate(
         text,

@@ -1,4 +1,4 @@
-"""Grids as generators of overrides: flat dicts of dotted fields. Pure; they compose, and the first cell is the baseline.
+"""Grids as generators of overrides: flat dicts of dotted fields. Pure; the first cell is the baseline. They compose:
 
 product({'model.num_heads': (4, 1, 8), 'model.residual': ('post', 'pre')})    # 6 cells, the last axis fastest
 zipped({'model.d_model': (128, 256), 'model.d_ff': (512, 1024)})              # 2 cells, in step

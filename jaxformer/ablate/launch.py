@@ -10,6 +10,7 @@ For each run, in the order of `plan.runs`:
     RUN/traceback.txt), and the next run is taken; where its status.json says `preempted`, the grid stops instead
 """
 
+import contextlib
 import dataclasses
 import time
 import traceback
@@ -73,10 +74,7 @@ def run(
     stopped = False
     for index, planned_run in enumerate(planned, 1):
         name = f'[{index}/{len(planned)}] {planned_run.cell.label} seed {planned_run.seed}'
-        try:
-            verdict, text = _take(planned_run, train, retry_failed, grid_plan.metric)
-        except KeyboardInterrupt:
-            verdict, text = 'stopped', 'interrupted'
+        verdict, text = _take(planned_run, train, retry_failed, grid_plan.metric)
         say(f'{name}: {text}')
         if verdict == 'stopped':
             stopped = True
@@ -99,6 +97,10 @@ def _take(planned: plan.PlannedRun, train: Train, retry_failed: bool, metric: st
     try:
         planned.path.mkdir(parents=True, exist_ok=True)
         results = train(planned.config, planned.path)
+    except KeyboardInterrupt:
+        if ledger.read_run(planned.path).state == 'failed':  # so the loop calls what it was thrown out of
+            ledger.mark(planned.path, 'preempted', 'interrupted', planned.config.train.num_steps)
+        return 'stopped', 'interrupted'
     except Exception as error:  # a cell that fails, for whatever reason, must not take the others with it
         return _after(planned, before, error)
     shown = f', {metrics.title(metric)} {_number(metric, results[metric])}' if metric in results else ''
@@ -118,7 +120,9 @@ def _after(planned: plan.PlannedRun, before: ledger.Run, error: Exception) -> tu
     if not expected:
         files.write_atomic(planned.path / 'traceback.txt', ''.join(traceback.format_exception(error)))
         reason += ' (see traceback.txt)'
-    ledger.mark_failed(planned.path, reason, planned.config.train.num_steps)
+    # Where the run's status cannot be written, because it is damaged or taken, it does not say `done` either.
+    with contextlib.suppress(UserError):
+        ledger.mark(planned.path, 'failed', reason, planned.config.train.num_steps)
     return 'failed', f'failed: {reason}'
 
 

@@ -11,7 +11,6 @@ is there. A cell that has left the grid keeps its directory and is listed as a f
 import dataclasses
 import fcntl
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,7 +95,7 @@ def is_locked(path: epath.PathLike) -> bool:
     if '://' in os.fspath(lock):  # buckets have no locks
         return False
     try:
-        with open(os.fspath(lock), 'rb') as file:
+        with lock.open('rb') as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -112,22 +111,19 @@ def runs_of(workdir: epath.PathLike, cell_id: str, seeds: Sequence[int] = ()) ->
     return [read_run(run_dir(workdir, cell_id, seed)) for seed in sorted(found | set(seeds))]
 
 
-def mark_failed(path: epath.PathLike, reason: str, num_steps: int) -> None:
-    """Records in status.json that the run failed, and keeps what the run had written of itself there.
+def mark(path: epath.PathLike, state: str, reason: str, num_steps: int) -> None:
+    """Records in status.json how the run in `path` ended, where it could not do so itself.
 
     Raises:
-      UserError: another live process has taken the run over in the meantime.
+      UserError: another live process has taken the run over in the meantime, or status.json is damaged.
     """
+    from jaxformer.train.writer import write_status  # late: brings jax along
+
     path = epath.Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    now = time.time()
-    blank = {'step': 0, 'num_steps': num_steps, 'metrics': {}, 'pid': os.getpid(), 'host': os.uname().nodename}
     with files.lock(path / '.lock'):
         status = read_run(path).status
-        files.write_json(
-            path / 'status.json',
-            {**blank, 'started': now, **status, 'status': 'failed', 'reason': reason, 'updated': now},
-        )
+        write_status(path, state, status['step'] if status else 0, num_steps, reason)
 
 
 def record(workdir: epath.PathLike, ledger: Ledger) -> None:
@@ -162,9 +158,9 @@ def read(workdir: epath.PathLike, expected: str | None = None) -> Ledger:
         raise UserError(f'--workdir={workdir}: holds no grid.json; start the grid with `jaxformer ablate`')
     content = files.read_json(path)
     try:
-        entries = {key: tuple(Entry(**cell) for cell in content.pop(key)) for key in ('cells', 'former')}
-        lists = {key: tuple(content.pop(key)) for key in ('axis', 'seeds', 'warnings')}
-        ledger = Ledger(**content, **entries, **lists)
+        entries = {key: tuple(Entry(**cell) for cell in content[key]) for key in ('cells', 'former')}
+        lists = {key: tuple(content[key]) for key in ('axis', 'seeds', 'warnings')}
+        ledger = Ledger(**{**content, **entries, **lists})
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f'{path}: not a ledger ({error}); remove the file, `jaxformer ablate` writes it anew') from None
     if expected is not None and ledger.name != expected:

@@ -96,7 +96,7 @@ def read(path: str | Path) -> Grid:
             raise UserError(f"{path}: cell {index} is {cell!r}; a cell is a dict such as {{'model.num_heads': 4}}")
         if 'seed' in cell:
             raise UserError(f'{path}: cell {index} sets seed; seeds belong to every cell, choose them with --seeds')
-    axis = names['AXIS'] if 'AXIS' in names else ()
+    axis = names.get('AXIS', ())
     return Grid(
         name=Path(path).stem,
         path=str(path),
@@ -104,7 +104,7 @@ def read(path: str | Path) -> Grid:
         get_config=names['get_config'],
         cells=tuple(dict(cell) for cell in cells),
         axis=(axis,) if isinstance(axis, str) else tuple(axis),
-        metric=names['METRIC'] if 'METRIC' in names else None,
+        metric=names.get('METRIC'),
     )
 
 

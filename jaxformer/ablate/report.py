@@ -13,26 +13,8 @@ from markupsafe import Markup
 
 import jaxformer
 from jaxformer import files
-from jaxformer.ablate import collect, curves, metrics, plan, stats
-
-LEVEL = 95  # per cent, of the intervals
-
-
-@dataclasses.dataclass(frozen=True)
-class Column:
-    """A column of the table: a field of the configuration or a measured quantity."""
-
-    key: str
-    title: str
-    kind: str  # field | derived | metric | count
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """What stands in one place of the table, and the value that it is sorted by (None sorts last)."""
-
-    text: str
-    order: str | float | None
+from jaxformer.ablate import collect, curves, ledger, metrics, plan, stats
+from jaxformer.ablate import table as tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +27,6 @@ class Unfinished:
     state: str
     step: int
     reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """The table in the manner of AIAYN Table 3: the base's row holds every value, the others what differs from it."""
-
-    columns: tuple[Column, ...]
-    names: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
 
 
 def write(workdir: epath.PathLike) -> dict[str, epath.Path]:
@@ -69,24 +42,6 @@ def write(workdir: epath.PathLike) -> dict[str, epath.Path]:
         written[name] = workdir / f'report.{name}'
         files.write_atomic(written[name], render(results))
     return written
-
-
-def table(results: collect.Results) -> Table:
-    """The table of the report."""
-    fields = tuple(dict.fromkeys(field for cell in results.cells for field in cell.entry.overrides))
-    derived = tuple(
-        dict.fromkeys(field for cell in results.cells for field in cell.entry.derived if field not in fields)
-    )
-    names = plan.short_names((*fields, *derived))
-    columns = [Column(field, names[field], 'field') for field in fields]
-    columns += [Column(key, _metric_title(key), 'metric') for key in results.metrics]
-    columns += [Column('n', 'n', 'count'), Column('parameters', 'parameters', 'count'), Column('time', 'time', 'count')]
-    columns += [Column(field, names[field], 'derived') for field in derived]
-    rows = tuple(
-        tuple(_entry(results, cell, column, index == 0) for column in columns)
-        for index, cell in enumerate(results.cells)
-    )
-    return Table(tuple(columns), tuple(curves.row_name(index) for index in range(len(rows))), rows)
 
 
 def unfinished(results: collect.Results) -> list[Unfinished]:
@@ -113,10 +68,10 @@ def lint(results: collect.Results) -> list[tuple[str, str]]:
     counts = sorted({len(cell.done) for cell in results.cells})
     seeds = ', '.join(str(seed) for seed in book.seeds)
     sequences = train['num_steps'] * train['batch_size']
-    versions = sorted({result.version for cell in results.cells for result in cell.runs if result.version})
+    versions = sorted({version for cell in results.cells for result in cell.runs for version in result.versions})
     lines = [
         ('seeds', f'{seeds}; finished runs per cell: {" to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))}'),
-        ('intervals', f'{LEVEL} % t interval of the mean over seeds; none where one seed is finished'),
+        ('intervals', f'{tables.LEVEL} % t interval of the mean over seeds; none where one seed is finished'),
         ('steps', f'{train["num_steps"]:,}, each of {train["batch_size"]:,} sequences: {sequences:,} sequences seen'),
         ('evaluation', f'{baseline["data"]["name"]}, split {evaluation["split"]}, {_coverage(results)}'),
         ('value reported', _final_steps(results)),
@@ -141,36 +96,35 @@ def lint(results: collect.Results) -> list[tuple[str, str]]:
 
 def as_csv(results: collect.Results) -> str:
     """One row per cell, numbers unrounded and error rates as fractions; a field is blank where it is as in the base."""
-    grid_table = table(results)
-    fields = [column for column in grid_table.columns if column.kind in ('field', 'derived')]
+    table = tables.build(results)
+    fields = [column for column in table.columns if column.kind in ('field', 'derived')]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
     statistics = [f'{key} {name}' for key in results.metrics for name in ('mean', 'sd', 'half_width', 'n')]
-    states = ['done', 'failed', 'preempted', 'running', 'missing']
-    writer.writerow(['row', 'id', 'label', *(c.key for c in fields), *statistics, 'parameters', 'seconds', *states])
-    for name, row, cell in zip(grid_table.names, grid_table.rows, results.cells, strict=True):
-        values = [row[grid_table.columns.index(column)].text for column in fields]
+    writer.writerow(
+        ['row', 'id', 'label', *(c.key for c in fields), *statistics, 'parameters', 'seconds', *ledger.STATES]
+    )
+    for name, row, cell in zip(table.names, table.rows, results.cells, strict=True):
+        values: list[Any] = [row[table.columns.index(column)].text for column in fields]
         for key in results.metrics:
             summary = cell.summaries.get(key, stats.summarise(()))
             values += [summary.mean, summary.sd, summary.half_width, summary.n]
         found = [result.run.state for result in cell.runs]
-        values += [cell.entry.parameters, cell.seconds, *(found.count(state) for state in states)]
+        values += [cell.entry.parameters, cell.seconds, *(found.count(state) for state in ledger.STATES)]
         writer.writerow([name, cell.entry.id, cell.entry.label, *values])
     return text.getvalue()
 
 
 def as_markdown(results: collect.Results) -> str:
     """Table, what did not finish, and the conditions."""
-    grid_table = table(results)
-    numeric = [column.kind in ('metric', 'count') for column in grid_table.columns]
-    rows = [['', *(column.title for column in grid_table.columns)]]
+    table = tables.build(results)
+    numeric = [column.kind in ('metric', 'count') for column in table.columns]
+    rows = [['', *(column.title for column in table.columns)]]
     rows += [['---', *('---:' if right else '---' for right in numeric)]]
-    rows += [
-        [name, *(entry.text for entry in row)] for name, row in zip(grid_table.names, grid_table.rows, strict=True)
-    ]
+    rows += [[name, *(entry.text for entry in row)] for name, row in zip(table.names, table.rows, strict=True)]
     lines = [f'# {results.ledger.name}', '', results.ledger.docstring, '', summary_line(results), '']
     lines += _markdown_rows(rows)
-    lines += ['', f'{_legend(results, grid_table)}', '']
+    lines += ['', f'{tables.legend(results, table)}', '']
     if left_out := unfinished(results):
         lines += ['## Runs that are in no mean', '']
         lines += [f'- {describe(item)}' for item in left_out]
@@ -187,23 +141,22 @@ def as_html(results: collect.Results) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(here), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    grid_table = table(results)
+    table = tables.build(results)
     return environment.get_template('report.html').render(
         style=Markup((here / 'report.css').read_text()),
         script=Markup((here / 'report.js').read_text()),
         name=results.ledger.name,
         docstring=results.ledger.docstring,
         summary=summary_line(results),
-        table=grid_table,
+        table=table,
         ids=[cell.entry.id for cell in results.cells],
         labels=[cell.entry.label for cell in results.cells],
         colours=[curves.colour(index) for index in range(len(results.cells))],
-        legend=_legend(results, grid_table),
+        legend=tables.legend(results, table),
         figures=curves.figures(results),
         unfinished=[describe(item) for item in unfinished(results)],
         lint=lint(results),
         baseline=json.dumps(results.ledger.baseline, indent=2),
-        level=LEVEL,
     )
 
 
@@ -223,72 +176,11 @@ def describe(item: Unfinished) -> str:
     return f'{at}: {item.reason}' if item.reason else at
 
 
-def _metric_title(key: str) -> str:
-    known = metrics.lookup(key)
-    arrow = '↓' if known.better == 'lower' else '↑'
-    return f'{metrics.title(key)}{" %" if known.percent else ""} {arrow}'
-
-
-def _entry(results: collect.Results, cell: collect.CellResult, column: Column, is_base: bool) -> Entry:
-    if column.kind in ('field', 'derived'):
-        return _field(results.ledger.baseline, cell, column, is_base)
-    if column.kind == 'metric':
-        return _measured(column.key, cell.summaries.get(column.key))
-    if column.key == 'n':
-        return Entry(_share(len(cell.done), len(cell.runs)), float(len(cell.done)))
-    if column.key == 'parameters':
-        count = cell.entry.parameters
-        return Entry('' if count is None else f'{count:,}', count)
-    return Entry('' if cell.seconds is None else _duration(cell.seconds), cell.seconds)
-
-
-def _field(baseline: Mapping[str, Any], cell: collect.CellResult, column: Column, is_base: bool) -> Entry:
-    base: Any = baseline
-    for part in column.key.split('.'):
-        base = base[part]
-    if column.kind == 'derived':
-        value = cell.entry.derived[column.key][1] if column.key in cell.entry.derived else base
-    else:
-        value = cell.entry.overrides[column.key] if column.key in cell.entry.overrides else base
-    shown = plan.show(value) if is_base or value != base else ''
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return Entry(shown, value if is_number else plan.show(value))
-
-
-def _measured(key: str, summary: stats.Summary | None) -> Entry:
-    if summary is None or summary.mean is None:
-        return Entry('–', None)
-    known = metrics.lookup(key)
-    interval = '' if summary.half_width is None else f' ± {known.number(summary.half_width)}'
-    return Entry(known.number(summary.mean) + interval, summary.mean)
-
-
-def _share(done: int, planned: int) -> str:
-    return str(done) if done == planned else f'{done} of {planned}'
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f'{seconds:.0f} s'
-    return f'{seconds / 60:.1f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
-
-
-def _legend(results: collect.Results, grid_table: Table) -> str:
-    """The sentence under the table."""
-    text = (
-        f'Blank: as in the base. Mean ± half width of the {LEVEL} % interval over n seeds, after the last step; '
-        'time is the mean of a run.'
-    )
-    follow = [column.title for column in grid_table.columns if column.kind == 'derived']
-    return text + (
-        f' {", ".join(follow)} follow{"s" if len(follow) == 1 else ""} from the fields set.' if follow else ''
-    )
-
-
 def _coverage(results: collect.Results) -> str:
     """How many examples the evaluation was over, as the runs recorded it."""
     key = f'{results.ledger.metric.rpartition("/")[0]}/examples'
-    counts = sorted({result.final[key][1] for cell in results.cells for result in cell.runs if key in result.final})
+    finals = [result.final[key][1] for cell in results.cells for result in cell.runs if key in result.final]
+    counts = sorted({count for count in finals if count is not None})
     return (
         f'{" or ".join(f"{count:,.0f}" for count in counts)} examples' if counts else 'number of examples not recorded'
     )

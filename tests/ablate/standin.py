@@ -1,4 +1,4 @@
-"""A stand-in for `train`: writes the directory of a run as training does, without training. Also a command, to be killed.
+"""A stand-in for `train`: writes a run's directory as training does, without training. Also a command, to be killed.
 
 python standin.py GRID_FILE WORKDIR SEEDS     runs the grid; each step takes 20 ms
 """
@@ -68,14 +68,15 @@ class Standin:
         d_k = cfg.model.d_k
         self.started.append((d_k, cfg.seed, step))
         files.write_json(workdir / 'config.json', config_lib.to_dict(cfg))
-        files.write_json(workdir / 'environment.json', {'versions': {'jaxformer': '0.1.0'}})
+        start = {'time': 1_700_000_000.0 - 30, 'versions': {'jaxformer': '0.1.0'}}
+        files.write_json(workdir / 'environment.json', [start])
         clock = itertools.count(1_700_000_000.0)
         record: dict[str, float] = {}
 
         def say(status, reason=None):
             metrics = {key: value for key, value in record.items() if key.startswith('dev/')}
             content = {'status': status, 'step': step, 'num_steps': cfg.train.num_steps, 'reason': reason}
-            about = {'metrics': metrics, 'pid': os.getpid(), 'host': 'here', 'started': 1e9, 'updated': 1e9 + 42}
+            about = {'metrics': metrics, 'pid': os.getpid(), 'host': 'here', 'started': 1e9, 'updated': 1_700_000_012.0}
             files.write_json(workdir / 'status.json', {**content, **about})
 
         say('running')

@@ -1,0 +1,115 @@
+"""The table of a report, in the manner of AIAYN Table 3: the base's row is full, the others hold what differs."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxformer.ablate import collect, curves, metrics, plan, stats
+
+LEVEL = 95  # per cent, of the intervals
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the table: a field of the configuration or a measured quantity."""
+
+    key: str
+    title: str
+    kind: str  # field | derived | metric | count
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What stands in one place of the table, and the value that it is sorted by (None sorts last)."""
+
+    text: str
+    order: str | float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows by name ('base', '(1)', …), each with one entry per column."""
+
+    columns: tuple[Column, ...]
+    names: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+
+
+def build(results: collect.Results) -> Table:
+    """Fields that any cell sets, the metrics, what a cell took, and the fields that follow from those set."""
+    fields = tuple(dict.fromkeys(field for cell in results.cells for field in cell.entry.overrides))
+    derived = tuple(
+        dict.fromkeys(field for cell in results.cells for field in cell.entry.derived if field not in fields)
+    )
+    names = plan.short_names((*fields, *derived))
+    columns = [Column(field, names[field], 'field') for field in fields]
+    columns += [Column(key, _metric_title(key), 'metric') for key in results.metrics]
+    columns += [Column('n', 'n', 'count'), Column('parameters', 'parameters', 'count'), Column('time', 'time', 'count')]
+    columns += [Column(field, names[field], 'derived') for field in derived]
+    rows = tuple(
+        tuple(_entry(results, cell, column, index == 0) for column in columns)
+        for index, cell in enumerate(results.cells)
+    )
+    return Table(tuple(columns), tuple(curves.row_name(index) for index in range(len(rows))), rows)
+
+
+def legend(results: collect.Results, table: Table) -> str:
+    """The sentence under the table."""
+    text = (
+        f'Blank: as in the base. Mean ± half width of the {LEVEL} % interval over n seeds, after the last step; '
+        'time is the mean of a run.'
+    )
+    follow = [column.title for column in table.columns if column.kind == 'derived']
+    return text + (
+        f' {", ".join(follow)} follow{"s" if len(follow) == 1 else ""} from the fields set.' if follow else ''
+    )
+
+
+def _metric_title(key: str) -> str:
+    known = metrics.lookup(key)
+    arrow = '↓' if known.better == 'lower' else '↑'
+    return f'{metrics.title(key)}{" %" if known.percent else ""} {arrow}'
+
+
+def _entry(results: collect.Results, cell: collect.CellResult, column: Column, is_base: bool) -> Entry:
+    if column.kind in ('field', 'derived'):
+        return _field(results.ledger.baseline, cell, column, is_base)
+    if column.kind == 'metric':
+        return _measured(column.key, cell.summaries.get(column.key))
+    if column.key == 'n':
+        return Entry(_share(len(cell.done), len(cell.runs)), float(len(cell.done)))
+    if column.key == 'parameters':
+        count = cell.entry.parameters
+        return Entry('' if count is None else f'{count:,}', count)
+    return Entry('' if cell.seconds is None else _duration(cell.seconds), cell.seconds)
+
+
+def _field(baseline: Mapping[str, Any], cell: collect.CellResult, column: Column, is_base: bool) -> Entry:
+    base: Any = baseline
+    for part in column.key.split('.'):
+        base = base[part]
+    if column.kind == 'derived':
+        value = cell.entry.derived[column.key][1] if column.key in cell.entry.derived else base
+    else:
+        value = cell.entry.overrides.get(column.key, base)
+    shown = plan.show(value) if is_base or value != base else ''
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return Entry(shown, value if is_number else plan.show(value))
+
+
+def _measured(key: str, summary: stats.Summary | None) -> Entry:
+    if summary is None or summary.mean is None:
+        return Entry('–', None)
+    known = metrics.lookup(key)
+    interval = '' if summary.half_width is None else f' ± {known.number(summary.half_width)}'
+    return Entry(known.number(summary.mean) + interval, summary.mean)
+
+
+def _share(done: int, planned: int) -> str:
+    return str(done) if done == planned else f'{done} of {planned}'
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f'{seconds:.0f} s'
+    return f'{seconds / 60:.1f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'

@@ -1,0 +1,142 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import standin
+
+from jaxformer import files
+from jaxformer.ablate import launch, ledger, plan
+from jaxformer.errors import RunError, UserError
+
+TWO_BY_THREE = "product({'model.num_heads': (8, 4), 'model.d_k': (64, 16, 24)})"
+
+
+def snapshot(workdir):
+    """(mtime, hash) of every file of the finished runs."""
+    done = [path.parent for path in Path(workdir).glob('cells/*/*/status.json') if '"done"' in path.read_text()]
+    files_of = [path for run in done for path in run.rglob('*') if path.is_file()]
+    return {path: (path.stat().st_mtime_ns, files.sha256(path)) for path in files_of}
+
+
+def run_quietly(grid, workdir, seeds, train, **options):
+    lines = []
+    return launch.run(grid, workdir, seeds, train, say=lines.append, **options), lines
+
+
+def test_cells_of_the_first_seed_come_first_and_a_rerun_does_nothing(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
+    train = standin.Standin()
+    outcome, lines = run_quietly(grid, tmp_path / 'grid', 2, train)
+    assert train.started == [(64, 0, 0), (16, 0, 0), (64, 1, 0), (16, 1, 0)]
+    assert outcome == launch.Outcome(finished=4, present=0, failed=0, busy=0, stopped=False)
+    assert outcome.exit_code == 0
+    assert len(lines) == 4
+    assert 'dev PER' in lines[0]
+    before = snapshot(tmp_path / 'grid')
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 2, train)
+    assert outcome == launch.Outcome(finished=0, present=4, failed=0, busy=0, stopped=False)
+    assert len(train.started) == 4
+    assert snapshot(tmp_path / 'grid') == before
+
+
+def test_killed_anywhere_the_rerun_goes_on_and_leaves_finished_runs_alone(tmp_path):
+    grid_file, workdir = standin.grid_file(tmp_path, TWO_BY_THREE), tmp_path / 'grid'
+    command = [sys.executable, standin.__file__, str(grid_file), str(workdir), '2']
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, 'JAX_PLATFORMS': 'cpu'})
+    deadline = time.monotonic() + 60
+    while sum(path.read_text() != '{"step": 0}' for path in workdir.glob('cells/*/*/checkpoint.json')) < 4:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = snapshot(workdir)
+    grid = plan.resolve(plan.read(grid_file), count=lambda cfg: None)
+    states = [ledger.read_run(run.path).state for run in plan.runs(grid, workdir, 2)]
+    assert states[:3] == ['done'] * 3
+    assert states[3] == 'preempted'
+    assert states[4:] == ['missing'] * 8
+    train = standin.Standin()
+    outcome, _ = run_quietly(grid, workdir, 2, train)
+    assert outcome == launch.Outcome(finished=9, present=3, failed=0, busy=0, stopped=False)
+    assert train.started[0][2] > 0  # from its checkpoint
+    assert all(first == 0 for _, _, first in train.started[1:])
+    after = snapshot(workdir)
+    assert {path: after[path] for path in before} == before
+    assert len(before) == 3 * 6
+
+
+@pytest.mark.parametrize(
+    ('error', 'reason', 'traceback'),
+    [
+        (RunError('step 5: loss nan'), 'step 5: loss nan', False),
+        (UserError('config.data.dir: no such'), 'config.data.dir: no such', False),
+        (ZeroDivisionError('of what'), 'ZeroDivisionError: of what (see traceback.txt)', True),
+    ],
+)
+def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path, error, reason, traceback):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16, 24)})")
+    train = standin.Standin(fail={16: error})
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 2, train)
+    assert outcome == launch.Outcome(finished=4, present=0, failed=2, busy=0, stopped=False)
+    assert outcome.exit_code == 1
+    found = ledger.read_run(ledger.run_dir(tmp_path / 'grid', grid.cells[1].id, 1))
+    assert (found.state, found.reason) == ('failed', reason)
+    assert found.status['num_steps'] == 8
+    assert (found.path / 'traceback.txt').exists() == traceback
+    assert not traceback or 'standin.py' in (found.path / 'traceback.txt').read_text()
+
+
+def test_failed_runs_are_taken_up_again_on_request_only(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
+    run_quietly(grid, tmp_path / 'grid', 1, standin.Standin(fail={16: OSError('disk full')}))
+    healthy = standin.Standin()
+    outcome, lines = run_quietly(grid, tmp_path / 'grid', 1, healthy)
+    assert (outcome.failed, outcome.exit_code, healthy.started) == (1, 1, [])
+    assert 'disk full' in lines[1]
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, healthy, retry_failed=True)
+    assert (outcome.finished, outcome.exit_code) == (1, 0)
+
+
+def test_a_run_of_another_live_process_is_left_to_it(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
+    held = plan.runs(grid, tmp_path / 'grid', 1)[0].path
+    held.mkdir(parents=True)
+    train = standin.Standin()
+    with files.lock(held / '.lock'):
+        outcome, lines = run_quietly(grid, tmp_path / 'grid', 1, train)
+    assert outcome == launch.Outcome(finished=1, present=0, failed=0, busy=1, stopped=False)
+    assert 'live process' in lines[0]
+    assert train.started == [(16, 0, 0)]
+
+
+@pytest.mark.parametrize('how', ['preempted', 'interrupted'])
+def test_preemption_stops_the_grid_and_the_rerun_resumes(tmp_path, how):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16, 24)})")
+    train = standin.Standin(preempt={16}) if how == 'preempted' else standin.Standin(fail={16: KeyboardInterrupt()})
+    outcome, lines = run_quietly(grid, tmp_path / 'grid', 1, train)
+    assert (outcome.finished, outcome.failed, outcome.stopped, outcome.exit_code) == (1, 0, True, 1)
+    assert how in lines[1]
+    assert len(train.started) == 2
+    assert ledger.read_run(plan.runs(grid, tmp_path / 'grid', 1)[1].path).state == 'preempted'
+    train.fail.clear()
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, train)
+    assert (outcome.finished, outcome.present) == (2, 1)
+    assert train.started[2] == (16, 0, 5)
+
+
+def test_a_resume_that_fails_is_a_failure_and_no_preemption(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
+    run_quietly(grid, tmp_path / 'grid', 1, standin.Standin(preempt={64}))
+
+    def train(cfg, workdir):
+        if cfg.model.d_k == 64:
+            raise RunError('no whole checkpoint')
+        return standin.Standin()(cfg, workdir)
+
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, train)
+    assert outcome == launch.Outcome(finished=1, present=0, failed=1, busy=0, stopped=False)

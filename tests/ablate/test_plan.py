@@ -1,0 +1,138 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import standin
+
+from jaxformer import config as config_lib
+from jaxformer.ablate import launch, ledger, plan
+from jaxformer.errors import UserError
+
+EXPERIMENTS = Path(__file__).parents[2] / 'experiments'
+
+
+def test_ids_are_stable_when_a_value_is_added(tmp_path):
+    before = standin.make_plan(tmp_path, "product({'model.num_heads': (8, 1), 'model.d_k': (16, 24)})")
+    after = standin.make_plan(tmp_path, "product({'model.num_heads': (8, 4, 1), 'model.d_k': (16, 24)})")
+    ids = {cell.label: cell.id for cell in after.cells}
+    assert len(before.cells) == 4
+    assert len(set(ids.values())) == 6
+    assert all(ids[cell.label] == cell.id for cell in before.cells)
+
+
+def test_the_seed_is_not_in_the_id_and_runs_differ_in_nothing_else(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.num_heads': (8, 1)})")
+    runs = plan.runs(grid, tmp_path, seeds=3)
+    assert [(run.cell.label, run.seed) for run in runs] == [
+        (f'num_heads={heads}', seed) for seed in range(3) for heads in (8, 1)
+    ]
+    for run in runs:
+        assert set(config_lib.diff(run.cell.config, run.config)) <= {'seed'}
+        assert run.config.seed == run.seed
+        assert run.path.parent.name == run.cell.id == config_lib.config_hash(run.config, without=('seed',))
+    assert len({run.path for run in runs}) == 6
+
+
+def test_derived_fields_are_no_further_difference(tmp_path):
+    grid = standin.make_plan(
+        tmp_path,
+        "[{}, {'model.num_heads': 4}, {'model.num_heads': 4, 'model.d_v': 64, 'model.residual': 'pre'}]",
+        "AXIS = 'model.num_heads'",
+    )
+    heads, mixed = grid.cells[1:]
+    assert heads.derived == {'model.num_kv_heads': (8, 4), 'model.d_k': (64, 128), 'model.d_v': (64, 128)}
+    assert heads.further == {}
+    assert mixed.further == {'model.residual': ('post', 'pre')}
+    assert 'model.d_v' not in mixed.derived
+    assert grid.cells[0].label == 'base'
+
+
+def test_the_baseline_s_own_settings_count_when_a_cell_lacks_them(tmp_path):
+    grid = standin.make_plan(
+        tmp_path, "[{'model.d_k': 24, 'optim.beta1': 0.8}, {'model.d_k': 16}]", "AXIS = ('model.d_k',)"
+    )
+    assert grid.cells[1].further == {'optim.beta1': (0.8, 0.9)}
+
+
+def test_the_same_configuration_twice_is_one_cell_and_said(tmp_path):
+    grid = standin.make_plan(tmp_path, "chain(product({'model.d_k': (64, 16)}), product({'model.num_layers': (6, 2)}))")
+    assert [cell.label for cell in grid.cells] == ['d_k=64', 'd_k=16', 'num_layers=2']
+    assert len(grid.warnings) == 1
+    assert "'num_layers=6'" in grid.warnings[0]
+    assert grid.warnings[0] in plan.as_text(grid, tmp_path / 'grid', 2)
+
+
+def test_names_are_as_short_as_they_can_be():
+    assert plan.short_names(['model.d_k', 'model.dropout.attention', 'x.dropout.attention', 'eval.every']) == {
+        'model.d_k': 'd_k',
+        'model.dropout.attention': 'model.dropout.attention',
+        'x.dropout.attention': 'x.dropout.attention',
+        'eval.every': 'every',
+    }
+
+
+@pytest.mark.parametrize(
+    ('cells', 'extra', 'named'),
+    [
+        ('iter(())', '', 'no cell'),
+        ("[{'seed': 3}]", '', '--seeds'),
+        ('[3]', '', 'cell 0 is 3'),
+        ('1 / 0', '', 'ZeroDivisionError'),
+        ("[{}, {'model.num_head': 3}]", '', 'cell 1 .*num_heads'),
+        ("[{}, {'model.num_heads': 7}]", '', 'cell 1 .*num_heads=7'),
+        ("[{}, {'model.residual': 'pst'}]", '', "cell 1 .*'post'"),
+        ('[{}]', "AXIS = 'model.heads'", "AXIS names 'model.heads'"),
+        ('[{}]', "METRIC = 'dev/bleu'", 'dev/bleu'),
+    ],
+)
+def test_a_broken_grid_is_named_with_its_remedy(tmp_path, cells, extra, named):
+    with pytest.raises(UserError, match=named):
+        standin.make_plan(tmp_path, cells, extra)
+
+
+def test_a_grid_file_that_is_missing_or_no_python(tmp_path):
+    with pytest.raises(UserError, match='no such file'):
+        plan.read(tmp_path / 'nope.py')
+    (tmp_path / 'torn.py').write_text('def grid(:')
+    with pytest.raises(UserError, match='torn.py.*SyntaxError'):
+        plan.read(tmp_path / 'torn.py')
+    (tmp_path / 'half.py').write_text('def grid(): return []')
+    with pytest.raises(UserError, match='get_config'):
+        plan.read(tmp_path / 'half.py')
+
+
+def test_no_seeds_are_refused(tmp_path):
+    with pytest.raises(UserError, match='--seeds=0'):
+        plan.runs(standin.make_plan(tmp_path, '[{}]'), tmp_path, 0)
+
+
+def test_the_plan_says_what_is_there_and_writes_nothing(tmp_path):
+    workdir = tmp_path / 'grid'
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
+    assert plan.as_json(grid, workdir, 2)['runs'] == dict.fromkeys(ledger.STATES, 0) | {'missing': 4}
+    assert not workdir.exists()
+    launch.run(grid, workdir, 1, standin.Standin(), say=lambda line: None)
+    grown = standin.make_plan(tmp_path, "product({'model.d_k': (64, 24)})")
+    content = json.loads(json.dumps(plan.as_json(grown, workdir, 2)))
+    assert [cell['runs'] for cell in content['cells']] == [
+        {'0': 'done', '1': 'missing'},
+        {'0': 'missing', '1': 'missing'},
+    ]
+    assert content['former'] == [grid.cells[1].id]
+    assert content['cells'][0]['parameters'] == 8000
+    text = plan.as_text(grown, workdir, 2)
+    assert '3 to run, 1 done' in text
+    assert grid.cells[1].id in text
+
+
+@pytest.mark.parametrize('name', ['heads', 'd_k', 'positions', 'residual'])
+def test_the_experiments_resolve(name):
+    grid = plan.read(EXPERIMENTS / f'{name}.py')
+    resolved = plan.resolve(grid, count=lambda cfg: None)
+    assert len(resolved.cells) == len(grid.cells) > 2
+    assert not resolved.warnings
+    assert not any(cell.further for cell in resolved.cells)
+    assert all(word in grid.docstring for word in ('Question:', 'Command:', 'Result:'))
+    base = config_lib.resolve(grid.get_config())
+    assert dataclasses.replace(resolved.cells[0].config, seed=base.seed) == base

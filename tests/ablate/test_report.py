@@ -1,0 +1,190 @@
+import csv
+import io
+import json
+import re
+
+import browser
+import pytest
+import standin
+
+from jaxformer import files
+from jaxformer.ablate import collect, curves, launch, report
+from jaxformer.errors import RunError, UserError
+
+CELLS = "product({'model.num_heads': (8, 1, 16)})"  # d_k 64, 512 and 32
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    """A grid of 3 cells × 3 seeds of which the last cell failed, with markup in the reason."""
+    grid = standin.make_plan(tmp_path, CELLS)
+    train = standin.Standin(fail={32: RunError('loss <b>nan</b> & more')})
+    launch.run(grid, tmp_path / 'grid', 3, train, say=lambda line: None)
+    return tmp_path / 'grid'
+
+
+def rows(workdir):
+    return list(csv.DictReader(io.StringIO((workdir / 'report.csv').read_text())))
+
+
+def test_every_cell_is_in_every_format_and_failures_are_named(workdir):
+    written = report.write(workdir)
+    assert sorted(path.name for path in written.values()) == ['report.csv', 'report.html', 'report.md']
+    for path in written.values():
+        text = path.read_text()
+        assert all(name in text for name in ('base', '(1)', '(2)', 'num_heads=16'))
+    markdown = written['md'].read_text()
+    assert '(2) num_heads=16, seeds 0, 1, 2: failed at step 5: loss <b>nan</b> & more' in markdown
+    html = written['html'].read_text()
+    assert 'loss &lt;b&gt;nan&lt;/b&gt; &amp; more' in html
+    assert '<b>nan' not in html
+    assert '0 of 3' in markdown
+
+
+def test_blank_is_as_in_the_base_and_derived_fields_are_shown(workdir):
+    report.write(workdir)
+    lines = (workdir / 'report.md').read_text().splitlines()
+    base, one, _ = (line.strip('| ').split(' | ') for line in lines if line.startswith(('| base', '| (')))
+    head = next(line for line in lines if line.startswith('|  |')).strip('| ').split(' | ')
+    assert dict(zip(['', *head][1:], base[1:], strict=True))['num_heads'] == '8'
+    assert dict(zip(head, one[1:], strict=True))['d_k'] == '512'
+
+
+def test_numbers_agree_with_the_runs(workdir):
+    report.write(workdir)
+    values = [collect.collect(workdir).cells[1].runs[seed].final['dev/per'][1] for seed in range(3)]
+    mean = sum(values) / 3
+    sd = (sum((value - mean) ** 2 for value in values) / 2) ** 0.5
+    row = rows(workdir)[1]
+    assert float(row['dev/per mean']) == pytest.approx(mean)
+    assert float(row['dev/per sd']) == pytest.approx(sd)
+    assert float(row['dev/per half_width']) == pytest.approx(4.302653 * sd / 3**0.5)
+    assert f'{100 * mean:.2f} ± {100 * 4.302653 * sd / 3**0.5:.2f}' in (workdir / 'report.md').read_text()
+    assert (row['parameters'], row['seconds'], row['done']) == ('1000', '42.0', '3')
+    assert (rows(workdir)[2]['failed'], rows(workdir)[2]['dev/per mean']) == ('3', '')
+
+
+def test_one_seed_shows_no_interval(tmp_path):
+    launch.run(standin.make_plan(tmp_path, CELLS), tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
+    report.write(tmp_path / 'grid')
+    markdown = (tmp_path / 'grid' / 'report.md').read_text()
+    assert '±' not in ''.join(line for line in markdown.splitlines() if line.startswith('|'))
+    assert rows(tmp_path / 'grid')[0]['dev/per half_width'] == ''
+
+
+def test_a_metric_that_is_not_finite_is_said_and_left_out_of_the_mean(tmp_path):
+    grid = standin.make_plan(tmp_path, CELLS)
+    launch.run(grid, tmp_path / 'grid', 3, standin.Standin(), say=lambda line: None)
+    path = tmp_path / 'grid' / 'cells' / grid.cells[1].id / 'seed-2' / 'metrics.jsonl'
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]['dev/perplexity'] = 'inf'
+    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    report.write(tmp_path / 'grid')
+    row = rows(tmp_path / 'grid')[1]
+    assert (row['dev/perplexity n'], row['dev/loss n']) == ('2', '3')
+    assert (
+        'num_heads=1, seed 2: done at step 8: dev perplexity not finite'
+        in (tmp_path / 'grid' / 'report.md').read_text()
+    )
+
+
+def test_a_grid_that_has_hardly_begun_can_be_reported(tmp_path):
+    grid = standin.make_plan(tmp_path, CELLS)
+    launch.run(grid, tmp_path / 'grid', 2, standin.Standin(preempt={64}), say=lambda line: None)
+    report.write(tmp_path / 'grid')
+    markdown = (tmp_path / 'grid' / 'report.md').read_text()
+    assert 'base num_heads=8, seed 0: preempted at step 5: SIGTERM' in markdown
+    assert '(1) num_heads=1, seeds 0, 1: not started' in markdown
+
+
+def test_no_grid_no_report(tmp_path):
+    with pytest.raises(UserError, match='grid.json'):
+        report.write(tmp_path)
+
+
+def test_pauses_do_not_count_as_time(workdir):
+    path = next(workdir.glob('cells/*/seed-0'))
+    start = {'time': 1_700_000_000.0 - 30, 'versions': {'jaxformer': '0.1.0'}}
+    later = {'time': 1_700_086_400.0, 'versions': {'jaxformer': '0.2.0'}}
+    files.write_json(path / 'environment.json', [start, later])
+    status = files.read_json(path / 'status.json')
+    files.write_json(path / 'status.json', status | {'updated': later['time'] + 5})
+    result = next(
+        result for cell in collect.collect(workdir).cells for result in cell.runs if str(result.run.path) == str(path)
+    )
+    assert result.seconds == 30 + len((path / 'metrics.jsonl').read_text().splitlines()) - 1 + 5
+    assert result.versions == ('0.1.0', '0.2.0')
+
+
+def test_the_mean_curve_has_only_steps_that_all_runs_have():
+    assert curves.mean_curve([[(1, 2.0), (2, 4.0), (3, 9.0)], [(1, 4.0), (3, 1.0)]]) == [(1, 3.0), (3, 5.0)]
+    assert curves.mean_curve([]) == []
+
+
+@pytest.mark.parametrize('positions', [[5.0, 5.0, 5.1, 0.0], [9.9, 10.0, 9.8], list(range(30))])
+def test_labels_are_moved_apart_in_their_order(positions):
+    moved = curves.spread(positions, 1.0, 0.0, 10.0)
+    gap = min(1.0, 10.0 / (len(positions) - 1))
+    ordered = [moved[index] for index in sorted(range(len(positions)), key=lambda index: positions[index])]
+    assert all(high - low >= gap - 1e-9 for low, high in zip(ordered, ordered[1:], strict=False))
+    assert min(moved) >= -1e-9
+    assert max(moved) <= 10.0 + 1e-9
+
+
+def test_the_page_names_its_figures_and_refers_to_nothing_outside(workdir):
+    report.write(workdir)
+    html = (workdir / 'report.html').read_text()
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(|href=")#([^")]+)', html)) <= set(ids)
+    assert not re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', html)
+    assert html.count('<svg') == html.count('role="img"') == html.count('<desc') == 6
+    assert '#0abc' not in html
+
+
+@pytest.mark.skipif(browser.EXECUTABLE is None, reason='no Chromium is installed (apt-get install chromium)')
+def test_the_page_in_a_browser(workdir, tmp_path):
+    page_path = report.write(workdir)['html']
+    with browser.open_page(tmp_path / 'profile') as page:
+        backgrounds = {}
+        for width in (390, 1440):
+            for scheme in ('light', 'dark'):
+                page.open(page_path, width, scheme=scheme)
+                page.screenshot(tmp_path / f'report-{width}-{scheme}.png')
+                assert page.requests == [f'file://{page_path}']
+                assert page.errors == []
+                assert page.evaluate('document.documentElement.scrollWidth <= innerWidth')
+                backgrounds[scheme] = page.evaluate('getComputedStyle(document.body).backgroundColor')
+        assert backgrounds['light'] != backgrounds['dark']
+
+        assert any(name.startswith('Dev PER by step') for name in page.names('image'))
+        assert page.names('table') == ['Results']
+        column = page.evaluate("[...document.querySelectorAll('thead th')].findIndex(h => h.innerText.includes('PER'))")
+        order = (
+            f'[...document.querySelectorAll("tbody tr")].map(r => [r.cells[0].innerText, r.cells[{column}].innerText])'
+        )
+        sort = f'document.querySelectorAll("thead th")[{column}].getAttribute("aria-sort")'
+        original = page.evaluate(order)
+        page.evaluate(f'document.querySelectorAll("thead button")[{column}].focus()')
+        page.press('Enter', 13, '\r')
+        assert page.evaluate(sort) == 'ascending'
+        ascending = page.evaluate(order)
+        assert [name for name, _ in ascending] == ['(1)', 'base', '(2)']  # what has no value is last
+        page.press('Enter', 13, '\r')
+        assert page.evaluate(sort) == 'descending'
+        assert [name for name, _ in page.evaluate(order)] == ['base', '(1)', '(2)']
+        page.press('Enter', 13, '\r')
+        assert page.evaluate(sort) == 'none'
+        assert page.evaluate(order) == original
+        assert page.errors == []
+
+
+@pytest.mark.skipif(browser.EXECUTABLE is None, reason='no Chromium is installed (apt-get install chromium)')
+def test_the_browser_test_would_notice(tmp_path):
+    (tmp_path / 'bad.html').write_text(
+        '<img src="http://127.0.0.1:9/x.png"><script>console.error("oh"); nope()</script>'
+    )
+    with browser.open_page(tmp_path / 'profile') as page:
+        page.open(tmp_path / 'bad.html', 390)
+        assert 'http://127.0.0.1:9/x.png' in page.requests
+        assert len(page.errors) >= 2
