@@ -12,6 +12,9 @@ from etils import epath
 
 from jaxformer.errors import UserError
 
+CONFIG, VOCAB, CHECKPOINTS = 'config.json', 'vocab.json', 'checkpoints'
+"""Names in the directory of a run that more than its training reads."""
+
 
 def write_atomic(path: epath.PathLike, content: bytes | str) -> None:
     """Writes `content` beside `path` and renames it into place, so that a kill leaves the old file or the new one."""

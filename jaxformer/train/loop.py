@@ -34,13 +34,12 @@ from jaxformer.data import corpus as corpora
 from jaxformer.data import pipeline
 from jaxformer.decode.predict import Decoder
 from jaxformer.errors import RunError, UserError
+from jaxformer.files import CHECKPOINTS, CONFIG, VOCAB
 from jaxformer.model import transformer
 from jaxformer.train import state as states
 from jaxformer.train.evaluate import Evaluator
 from jaxformer.train.step import train_step
 from jaxformer.train.writer import MetricWriter, Progress, read_status, write_environment, write_status
-
-CONFIG, VOCAB, CHECKPOINTS = 'config.json', 'vocab.json', 'checkpoints'
 
 FREE_ON_RESUME = ('data.dir', 'train.log_every', 'train.log_example_ids', 'train.checkpoint_every', 'train.nan_limit',
                   'train.keep_checkpoints', 'eval.', 'mesh.', 'runtime.')  # fmt: skip

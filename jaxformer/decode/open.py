@@ -1,0 +1,83 @@
+"""Opening the directory of a run: its configuration, symbols, model and parameters, without the data set."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+from etils import epath
+
+from jaxformer import checkpoint, config, files, runtime
+from jaxformer.config import Config
+from jaxformer.data.vocab import Vocabulary
+from jaxformer.errors import RunError, UserError
+from jaxformer.files import CHECKPOINTS, CONFIG, VOCAB
+from jaxformer.model import transformer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenRun:
+    """A trained model and what belongs to it.
+
+    params lie on the default device; `jax.device_put(params, sharding.of_state(params, mesh))` moves them onto a mesh.
+    """
+
+    workdir: epath.Path
+    cfg: Config
+    vocab: Vocabulary
+    model: nn.Module
+    params: Any
+    step: int
+
+
+def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
+    """Opens a run at `step`, None for its newest whole checkpoint, after applying its cfg.runtime to this process.
+
+    Raises:
+      UserError: not the directory of a run, no checkpoint yet, no such step, or parameters of another config.
+      RunError: the checkpoint is damaged, or every one is.
+    """
+    workdir = epath.Path(workdir)
+    cfg = read_config(workdir)
+    step = find_step(workdir, step)
+    if not (workdir / VOCAB).exists():
+        raise UserError(f'{workdir / VOCAB}: missing; put it back, or train again in another directory')
+    vocab = Vocabulary.from_json(files.read_json(workdir / VOCAB))
+    runtime.configure(cfg.runtime)
+    params = checkpoint.restore_params(workdir / CHECKPOINTS, step)
+    return OpenRun(workdir, cfg, vocab, transformer.build(cfg.model, len(vocab)), params, step)
+
+
+def read_config(workdir: epath.PathLike) -> Config:
+    """The configuration of a run. Raises UserError where `workdir` is not the directory of a run."""
+    return config.from_dict(files.read_json(run_directory(workdir) / CONFIG))
+
+
+def run_directory(workdir: epath.PathLike) -> epath.Path:
+    """`workdir` as a path. Raises UserError where it is not the directory of a run."""
+    workdir = epath.Path(workdir)
+    if not workdir.is_dir():
+        raise UserError(f'{workdir}: no such directory; give the --workdir of a `jaxformer train`')
+    if not (workdir / CONFIG).exists():
+        raise UserError(f'{workdir}: not the directory of a run (no {CONFIG}); give that of a `jaxformer train`')
+    return workdir
+
+
+def find_step(workdir: epath.PathLike, step: int | None = None) -> int:
+    """`step` where it has a whole checkpoint, and for None the newest step that has one.
+
+    Raises:
+      UserError: not the directory of a run, no checkpoint yet, or no such step (with those that are there).
+      RunError: the checkpoint of that step is damaged, or for None every one is.
+    """
+    directory = run_directory(workdir) / CHECKPOINTS
+    if step is None:
+        newest = checkpoint.newest_whole(directory)
+        if newest is None:
+            raise UserError(f'{workdir}: no checkpoint yet; wait until step config.train.checkpoint_every')
+        return newest
+    if step not in (steps := checkpoint.steps(directory)):
+        there = ', '.join(map(str, steps)) or 'none'
+        raise UserError(f'{workdir}: no checkpoint of step {step}; the steps there are: {there}')
+    if reason := checkpoint.check(directory / str(step)):
+        raise RunError(f'{directory / str(step)}: damaged checkpoint: {reason}; choose another step of {steps}')
+    return step
