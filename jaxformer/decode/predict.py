@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 
 from jaxformer import sharding
 from jaxformer.config import Config
-from jaxformer.data.corpus import Corpus, Split
+from jaxformer.data.corpus import SOURCES, Split
 from jaxformer.data.pipeline import eval_batches
-from jaxformer.data.vocab import EOS, PAD, UNK
+from jaxformer.data.vocab import EOS, PAD, UNK, Vocabulary
 from jaxformer.decode.error_rates import error_rates
 from jaxformer.decode.greedy import greedy
 from jaxformer.runtime import CountedJit
@@ -21,8 +21,8 @@ from jaxformer.runtime import CountedJit
 class Decoder:
     """Greedy decoding of whole splits and of lines of text with given parameters."""
 
-    def __init__(self, cfg: Config, model: nn.Module, corpus: Corpus, mesh: Mesh) -> None:
-        self._cfg, self._model, self._corpus, self._mesh = cfg, model, corpus, mesh
+    def __init__(self, cfg: Config, model: nn.Module, vocab: Vocabulary, mesh: Mesh) -> None:
+        self._cfg, self._model, self._vocab, self._mesh = cfg, model, vocab, mesh
         self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
         self.search = CountedJit(self._search)
 
@@ -37,7 +37,7 @@ class Decoder:
         """(symbols, log-probability) of each row of a host batch."""
         placed = sharding.put_batch({'source': source_BS}, self._mesh)['source']
         tokens_BT, logprob_B = jax.device_get(self.search(params, placed))
-        return [self._corpus.vocab.decode(row) for row in tokens_BT], logprob_B
+        return [self._vocab.decode(row) for row in tokens_BT], logprob_B
 
     def split_error_rates(self, params: Any, split: Split) -> dict[str, float]:
         """Symbol and sequence error rates (fractions) over every example of a split that fits the buckets."""
@@ -56,7 +56,8 @@ class Decoder:
         Lines are sorted by length for the batches. One that is longer than the longest source bucket is decoded from
         a batch of its own, padded to the next power of two.
         """
-        encoded = [self._corpus.vocab.encode(self._corpus.source_symbols(line)) for line in lines]
+        source_symbols = SOURCES[self._cfg.data.name].source_symbols
+        encoded = [self._vocab.encode(source_symbols(line)) for line in lines]
         outputs = [''] * len(lines)
         for shape, rows in self._line_batches(encoded):
             source_BS = np.full((self._rows, shape), PAD, np.int32)
@@ -64,7 +65,7 @@ class Decoder:
                 source_BS[row, : len(encoded[index]) + 1] = [*encoded[index], EOS]
             symbols, _ = self.batch(params, source_BS)
             for index, output in zip(rows, symbols, strict=False):
-                outputs[index] = self._corpus.target_text(output)
+                outputs[index] = ' '.join(output)
         return zip(outputs, (tokens.count(UNK) for tokens in encoded), strict=True)
 
     def _line_batches(self, encoded: Sequence[Sequence[int]]) -> Iterable[tuple[int, list[int]]]:

@@ -1,0 +1,272 @@
+"""The console command `jaxformer`: parses flags, calls the package, prints. No logic beyond that.
+
+Exit status: 0 done, 1 the run failed, 2 a mistake of the user's, 143 a signal ended a run that is saved and goes on.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags, logging
+
+from jaxformer.errors import RunError, UserError
+
+USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --help
+
+  train    --config=FILE --workdir=RUN [--config.a.b=value …]   train, or go on with what is there
+  params   --config=FILE [--config.a.b=value …]                 count parameters without allocating any
+  eval     --workdir=RUN [--step=N] [--split=test]              loss, perplexity and error rates of a checkpoint
+  decode   --workdir=RUN --input=FILE|- [--output=FILE]         one output line per input line
+  plan     --grid=FILE --workdir=GRID [--seeds=N]               what a grid would run, and what is there
+  ablate   --grid=FILE --workdir=GRID [--seeds=N]               run what is missing of a grid
+  report   --workdir=GRID                                       table, curves and page of a grid
+  inspect  --workdir=RUN [--step=N] [params | attention]        look into a checkpoint
+  compare  RUN RUN …                                            differences of configs and metrics
+"""
+
+
+def train(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Trains --config in --workdir, or goes on with what is there; the same command after any interruption."""
+    _none_left(positional)
+    cfg = _config(values, changes)
+    from jaxformer.train import loop
+
+    metrics = loop.train(cfg, _needed(values, 'workdir'))
+    _print_metrics(metrics, values.json)
+    return 0
+
+
+def params(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Lists and counts the parameters of --config without allocating any."""
+    _none_left(positional)
+    cfg = _config(values, changes)
+    from jaxformer.inspection import parameters
+
+    vocab_size = cfg.model.vocab_size
+    if not vocab_size:
+        from jaxformer.data import corpus
+
+        vocab_size = len(corpus.load(cfg.data).vocab)
+    rows = parameters.from_config(cfg, vocab_size)
+    print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
+    return 0
+
+
+def evaluate(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Loss, perplexity, accuracy and error rates of a checkpoint on a whole split."""
+    _none_left(positional)
+    from jaxformer.train.score import score
+
+    result = score(_needed(values, 'workdir'), values.step, values.split)
+    _print_metrics(result, values.json)
+    return 0
+
+
+def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Decodes --input line by line, greedily, to --output (standard output without it)."""
+    _none_left(positional)
+    from jaxformer.data import text
+    from jaxformer.decode.lines import decode_lines
+    from jaxformer.files import write_atomic
+
+    lines = text.split_lines(sys.stdin.buffer.read().decode()) if values.input == '-' else text.read_lines(
+        _needed(values, 'input')
+    )
+    outputs = ''.join(f'{line}\n' for line in decode_lines(_needed(values, 'workdir'), values.step, lines))
+    if values.output:
+        write_atomic(values.output, outputs)
+    else:
+        sys.stdout.write(outputs)
+    return 0
+
+
+def plan(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Prints the cells of a grid, their sizes, and what of it is there already; runs nothing."""
+    _none_left(positional)
+    from jaxformer.ablate import plan as plans
+
+    resolved = plans.resolve(plans.read(_needed(values, 'grid'), changes))
+    workdir = _needed(values, 'workdir')
+    if values.json:
+        print(json.dumps(plans.as_json(resolved, workdir, values.seeds)))
+    else:
+        print(plans.as_text(resolved, workdir, values.seeds))
+    return 0
+
+
+def ablate(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Runs what is missing of a grid, every cell with --seeds seeds, and writes the report."""
+    _none_left(positional)
+    from jaxformer.ablate import launch
+    from jaxformer.ablate import plan as plans
+    from jaxformer.ablate import report as reports
+
+    resolved = plans.resolve(plans.read(_needed(values, 'grid'), changes))
+    workdir = _needed(values, 'workdir')
+    outcome = launch.run(resolved, workdir, values.seeds, retry_failed=values.retry_failed)
+    for path in reports.write(workdir).values():
+        print(path)
+    return outcome.exit_code
+
+
+def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Writes report.md, report.csv and report.html of a grid and prints the first."""
+    _none_left(positional)
+    from jaxformer.ablate import report as reports
+
+    written = reports.write(_needed(values, 'workdir'))
+    print(written['md'].read_text())
+    for path in written.values():
+        print(path)
+    return 0
+
+
+def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Looks into a checkpoint: `params` (the default) from its metadata, `attention` maps of --input as pictures."""
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # looking must not take an accelerator that a run wants
+    view, *rest = positional or ['params']
+    _none_left(rest)
+    workdir = _needed(values, 'workdir')
+    if view == 'params':
+        from jaxformer.inspection import parameters
+
+        rows = parameters.from_checkpoint(workdir, values.step)
+        print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
+    elif view == 'attention':
+        from jaxformer.inspection import attention
+
+        maps = attention.maps(workdir, _needed(values, 'input'), values.step)
+        for path in attention.draw(maps, values.output or os.path.join(workdir, 'attention')):
+            print(path)
+    else:
+        raise UserError(f'inspect {view}: no such view; choose params or attention')
+    return 0
+
+
+def compare(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Differences of configuration, environment and final metrics of two or more runs."""
+    if len(positional) < 2:
+        raise UserError(f'compare: {len(positional)} run directories given; name two or more')
+    from jaxformer.inspection import compare as comparing
+
+    result = comparing.compare(positional)
+    print(json.dumps(comparing.as_json(result)) if values.json else comparing.as_text(result))
+    return 0
+
+
+STRING, INTEGER, BOOLEAN = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_boolean
+FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
+    'config': (STRING, None, 'a configuration file, e.g. configs/g2p.py; --config.a.b=value changes a field of it'),
+    'workdir': (STRING, None, 'the directory of the run (or of the grid)'),
+    'step': (INTEGER, None, 'a checkpoint by its step; the newest whole one without it'),
+    'split': (STRING, None, 'train, dev or test; what eval.split says without it'),
+    'input': (STRING, None, 'decode: a text file, or - for standard input; inspect attention: a text'),
+    'output': (STRING, None, 'decode: a file; inspect attention: a directory'),
+    'grid': (STRING, None, 'a grid file, e.g. experiments/heads.py'),
+    'seeds': (INTEGER, 1, 'runs of each cell, with seeds seed, seed + 1 …'),
+    'retry_failed': (BOOLEAN, False, 'take up again the runs that failed before'),
+    'json': (BOOLEAN, False, 'print JSON'),
+}
+COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
+    'train': (train, ('config', 'workdir', 'json')),
+    'params': (params, ('config', 'json')),
+    'eval': (evaluate, ('workdir', 'step', 'split', 'json')),
+    'decode': (decode, ('workdir', 'step', 'input', 'output')),
+    'plan': (plan, ('grid', 'workdir', 'seeds', 'json')),
+    'ablate': (ablate, ('grid', 'workdir', 'seeds', 'retry_failed')),
+    'report': (report, ('workdir',)),
+    'inspect': (inspect, ('workdir', 'step', 'input', 'output', 'json')),
+    'compare': (compare, ('json',)),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ('help', '--help', '-h'):
+        print(USAGE, end='')
+        return 0 if arguments else 2
+    name, *arguments = arguments
+    logging.set_verbosity(logging.WARNING)
+    try:
+        if name not in COMMANDS:
+            raise UserError(f'{name}: no such command; jaxformer --help lists them')
+        function, allowed = COMMANDS[name]
+        values = flags.FlagValues()
+        for flag in allowed:
+            define, default, text = FLAGS[flag]
+            define(flag, default, text, flag_values=values)
+        if '--help' in arguments or '-h' in arguments:
+            print(f'jaxformer {name}: {function.__doc__}\n')
+            print('\n'.join(f'  --{flag:<13} {FLAGS[flag][2]}' for flag in allowed))
+            return 0
+        changes, arguments = _split_changes(arguments)
+        if changes and not {'config', 'grid'} & set(allowed):
+            raise UserError(f'--config.{next(iter(changes))}: {name} takes no changes of a config')
+        try:
+            positional = values([name, *arguments])[1:]
+        except flags.Error as error:
+            raise UserError(f'{error}; see jaxformer {name} --help') from None
+        return function(values, positional, changes)
+    except UserError as error:
+        return _say(error, 2)
+    except RunError as error:
+        return _say(error, getattr(error, 'exit_status', 1))
+    except BrokenPipeError:
+        # The reader of a pipe has gone (`| head`): nothing is left to say, and Python must not try again at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _split_changes(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """({dotted field: text} of --config.field=text or --config.field text, the other arguments)."""
+    changes: dict[str, str] = {}
+    others: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith('--config.'):
+            others.append(argument)
+            continue
+        path, equals, value = argument.removeprefix('--config.').partition('=')
+        if not equals and (value := next(rest, '')) == '':
+            raise UserError(f'--config.{path}: has no value; write --config.{path}=value')
+        changes[path] = value
+    return changes, others
+
+
+def _config(values: flags.FlagValues, changes: dict[str, str]) -> Any:
+    from jaxformer import config
+
+    loaded = config.load(_needed(values, 'config'))
+    config.override(loaded, changes)
+    return config.resolve(loaded)
+
+
+def _needed(values: flags.FlagValues, name: str) -> Any:
+    if (value := values[name].value) is None:
+        raise UserError(f'--{name} is missing: {FLAGS[name][2]}')
+    return value
+
+
+def _none_left(positional: Sequence[str]) -> None:
+    if positional:
+        raise UserError(f'{positional[0]}: not expected here; flags are written --name=value')
+
+
+def _print_metrics(metrics: dict[str, float], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(metrics))
+        return
+    for name, value in metrics.items():
+        print(f'{name:<18} {value:.6g}')
+
+
+def _say(error: Exception, status: int) -> int:
+    print(f'jaxformer: {" ".join(str(error).split())}', file=sys.stderr)
+    return status
+
+
+if __name__ == '__main__':
+    sys.exit(main())
