@@ -2,7 +2,7 @@
 
 Question: what does a smaller d_k cost, and does dropping the scale hurt more the wider the keys are?
 Command:  jaxformer ablate --grid=experiments/d_k.py --workdir=runs/d_k --seeds=3
-Result:   compares phoneme error rate and loss on dev of d_k 32 (baseline), 8 and 128, each with scaled and unscaled
+Result:   compares phoneme error rate and loss on dev of d_k 24 (baseline), 8 and 96, each with scaled and unscaled
           scores; d_v stays, so the parameter count changes with d_k.
 """
 
@@ -16,4 +16,4 @@ AXIS = ('model.d_k', 'model.attention.score')
 
 
 def grid() -> Iterator[Overrides]:
-    return product({'model.d_k': (32, 8, 128), 'model.attention.score': ('scaled_dot', 'dot')})
+    return product({'model.d_k': (24, 8, 96), 'model.attention.score': ('scaled_dot', 'dot')})

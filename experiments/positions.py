@@ -2,7 +2,8 @@
 
 Question: sinusoidal against learned positions, and against none (attention alone is permutation-equivariant).
 Command:  jaxformer ablate --grid=experiments/positions.py --workdir=runs/positions --seeds=3
-Result:   compares phoneme error rate and loss on dev of the three; learned positions add a table of max_length rows.
+Result:   compares phoneme error rate and loss on dev of the three (baseline: sinusoidal);
+          learned positions add a table of max_length rows.
 """
 
 from collections.abc import Iterator

@@ -2,8 +2,8 @@
 
 Question: post LN(x+F(x)) as in AIAYN, pre x+F(LN(x)), branch x+LN(F(x)), and no residual at all.
 Command:  jaxformer ablate --grid=experiments/residual.py --workdir=runs/residual --seeds=3
-Result:   compares phoneme error rate and loss on dev of the four at the same learning-rate schedule; a run that
-          diverges is reported as such.
+Result:   compares phoneme error rate and loss on dev of the four (baseline: post) at the same learning-rate
+          schedule; a run that diverges is reported as such.
 """
 
 from collections.abc import Iterator

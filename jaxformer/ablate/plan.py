@@ -78,8 +78,8 @@ class PlannedRun:
     path: epath.Path
 
 
-def read(path: str | Path) -> Grid:
-    """Reads a grid file.
+def read(path: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
+    """Reads a grid file; `changes` are overrides of its base, by dotted field, which every cell then starts from.
 
     Raises:
       UserError: there is no such file, it fails, or what it defines is not a grid; names the file and the remedy.
@@ -97,11 +97,17 @@ def read(path: str | Path) -> Grid:
         if 'seed' in cell:
             raise UserError(f'{path}: cell {index} sets seed; seeds belong to every cell, choose them with --seeds')
     axis = names.get('AXIS', ())
+
+    def base() -> ConfigDict:
+        config = names['get_config']()
+        config_lib.override(config, changes or {})
+        return config
+
     return Grid(
         name=Path(path).stem,
         path=str(path),
         docstring=inspect.cleandoc(names['__doc__'] or ''),
-        get_config=names['get_config'],
+        get_config=base,
         cells=tuple(dict(cell) for cell in cells),
         axis=(axis,) if isinstance(axis, str) else tuple(axis),
         metric=names.get('METRIC'),
