@@ -82,8 +82,10 @@ def read(path: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
     """Reads a grid file; `changes` are overrides of its base, by dotted field, which every cell then starts from.
 
     Raises:
-      UserError: there is no such file, it fails, or what it defines is not a grid; names the file and the remedy.
+      UserError: there is no such file, it fails, what it defines is not a grid, or a cell sets a field of `changes`
+        again; names the file and the remedy.
     """
+    base_changes = dict(changes or {})
     names = config_lib.run_file(path, needs=('get_config', 'grid'))
     try:
         cells = tuple(names['grid']())
@@ -96,11 +98,13 @@ def read(path: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
             raise UserError(f"{path}: cell {index} is {cell!r}; a cell is a dict such as {{'model.num_heads': 4}}")
         if 'seed' in cell:
             raise UserError(f'{path}: cell {index} sets seed; seeds belong to every cell, choose them with --seeds')
+        if both := cell.keys() & base_changes.keys():
+            raise UserError(f'config.{min(both)}: cell {index} of {path} sets it; change the grid file instead')
     axis = names.get('AXIS', ())
 
     def base() -> ConfigDict:
         config = names['get_config']()
-        config_lib.override(config, changes or {})
+        config_lib.override(config, base_changes)
         return config
 
     return Grid(

@@ -101,6 +101,17 @@ def test_a_grid_file_that_is_missing_or_no_python(tmp_path):
         plan.read(tmp_path / 'half.py')
 
 
+def test_changes_of_the_base_reach_every_cell_and_clash_with_none(tmp_path):
+    path = standin.grid_file(tmp_path, "[{}, {'model.d_k': 16}]")
+    grid = plan.resolve(plan.read(path, {'train.num_steps': '5', 'seed': '7'}), count=lambda cfg: None)
+    assert [(cell.config.train.num_steps, cell.config.seed) for cell in grid.cells] == [(5, 7), (5, 7)]
+    assert [run.seed for run in plan.runs(grid, tmp_path, 2)] == [7, 7, 8, 8]
+    with pytest.raises(UserError, match='config.model.d_k: cell 1'):
+        plan.read(path, {'model.d_k': '8'})
+    with pytest.raises(UserError, match='num_heads'):
+        plan.resolve(plan.read(path, {'model.num_head': '8'}), count=lambda cfg: None)
+
+
 def test_no_seeds_are_refused(tmp_path):
     with pytest.raises(UserError, match='--seeds=0'):
         plan.runs(standin.make_plan(tmp_path, '[{}]'), tmp_path, 0)
