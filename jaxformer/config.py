@@ -180,8 +180,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """What a categorical field may be. The code that reads a field has a table with the same keys."""
 
 
-
-
 def run_file(path: str | Path, *, needs: tuple[str, ...]) -> dict[str, Any]:
     """Runs a Python file (a config or a grid) and returns its names.
 
@@ -193,16 +191,32 @@ def run_file(path: str | Path, *, needs: tuple[str, ...]) -> dict[str, Any]:
     try:
         names = runpy.run_path(str(path))
     except Exception as error:  # whatever a person's file may raise
-        raise UserError(f'{path}: fails with {type(error).__name__}: {error}; mend the file') from error
+        raise _failed(path, error) from error
     for name in needs:
         if not callable(names.get(name)):
             raise UserError(f'{path}: defines no function {name}(); see configs/base.py or experiments/heads.py')
     return names
 
 
+def _failed(path: str | Path, error: Exception) -> UserError:
+    reason = ' '.join(str(error).split())  # one line, whatever the exception says
+    return UserError(f'{path}: fails with {type(error).__name__}: {reason}; mend the file')
+
+
 def load(path: str | Path) -> ml_collections.ConfigDict:
-    """Returns what `get_config()` of a configuration file (`configs/x.py`) gives."""
-    return run_file(path, needs=('get_config',))['get_config']()
+    """Returns what `get_config()` of a configuration file (`configs/x.py`) gives.
+
+    Raises:
+      UserError: there is no such file, it fails, or it gives something else than a ConfigDict.
+    """
+    get_config = run_file(path, needs=('get_config',))['get_config']
+    try:
+        config = get_config()
+    except Exception as error:  # whatever a person's file may raise
+        raise _failed(path, error) from error
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise UserError(f'{path}: get_config() gives {type(config).__name__}, not a ConfigDict; see configs/base.py')
+    return config
 
 
 def override(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> None:
@@ -221,6 +235,8 @@ def override(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> N
         parent, _, name = path.rpartition('.')
         node = config
         for part in parent.split('.') if parent else ():
+            if part not in node:
+                raise UserError(f'config.{parent}: missing; start from configs/base.py')
             node = node[part]
         node[name] = _coerce(path, value, hints[path])
 
@@ -233,13 +249,16 @@ def resolve(config: ml_collections.ConfigDict) -> 'Config':
 
 def _refuse_rounded_head_width(config: ml_collections.ConfigDict) -> None:
     """d_k = d_model // num_heads must not round silently; a d_k that was set explicitly is free (AIAYN Table 3, B)."""
-    model = config.model
-    d_model, num_heads = model.d_model, model.num_heads
-    if not num_heads or d_model % num_heads == 0:
+    if 'model' not in config or not {'d_model', 'num_heads', 'd_k', 'd_v'} <= set(config.model):
+        return  # from_dict names what is missing
+    d_model, num_heads = config.model.d_model, config.model.num_heads
+    if num_heads < 1:
+        raise _refused('model.num_heads', num_heads, 'at least 1')
+    if d_model % num_heads == 0:
         return
     probe = copy.deepcopy(config)
     probe.model.d_model = (d_model // num_heads + 1) * num_heads
-    if derived := [name for name in ('d_k', 'd_v') if probe.model[name] != model[name]]:
+    if derived := [name for name in ('d_k', 'd_v') if probe.model[name] != config.model[name]]:
         remedy = ' and '.join(f'model.{name}' for name in derived)
         raise _refused('model.d_model', d_model, f'a multiple of model.num_heads={num_heads}, or set {remedy}')
 
@@ -292,9 +311,10 @@ def validate(cfg: 'Config') -> None:
             raise _refused(path, value, f'one of {", ".join(choices)}{hint}')
     for path, low, high in _RANGES:
         value = _get(cfg, path)
-        if value is not None and not (math.isfinite(value) and low <= value <= high):
-            bound = f'a finite number, at least {low}' if high == math.inf else f'from {low} to {high}'
-            raise _refused(path, value, bound)
+        most = min(high, 2**31 - 1) if isinstance(value, int) else high  # integers are int32 on the device
+        if value is not None and not (low <= value <= most and value < math.inf):
+            open_ended = high == math.inf and not value > most
+            raise _refused(path, value, f'a finite number, at least {low}' if open_ended else f'from {low} to {most}')
     model, data = cfg.model, cfg.data
     for path in ('model.dropout.attention', 'model.dropout.residual', 'model.dropout.feed_forward',
                  'model.dropout.embedding', 'optim.label_smoothing', 'optim.beta1', 'optim.beta2'):  # fmt: skip
@@ -336,10 +356,10 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     *((f'model.{name}', 1, math.inf) for name in ('num_layers', 'encoder_layers', 'decoder_layers', 'max_length')),
     ('model.vocab_size', 0, math.inf),
     ('model.scan_unroll', 0, math.inf),
-    ('model.norm_epsilon', 0, 1),
+    ('model.norm_epsilon', 1e-12, 1),  # with 0 the norm of a row of zeros is not a number
     ('optim.learning_rate', 0, math.inf),
     ('optim.warmup_steps', 0, math.inf),
-    ('optim.epsilon', 0, 1),
+    ('optim.epsilon', 1e-20, 1),  # with 0 a parameter without gradient becomes not a number
     ('optim.weight_decay', 0, math.inf),
     ('optim.clip_norm', 1e-12, math.inf),
     *((f'train.{name}', 1, math.inf) for name in ('num_steps', 'batch_size', 'log_every', 'checkpoint_every')),
@@ -403,7 +423,7 @@ def _build(cls: type, values: Any, prefix: str) -> Any:
 
 
 def _coerce(path: str, value: Any, hint: Any) -> Any:
-    """`value` as the field's type, or a UserError that names field, value and type. Text is read as on a command line."""
+    """`value` as the field's type (text is read as on a command line), or a UserError with field, value and type."""
     if isinstance(hint, types.UnionType):  # float | None
         if value is None or value == 'None':
             return None
@@ -412,7 +432,7 @@ def _coerce(path: str, value: Any, hint: Any) -> Any:
     if isinstance(value, str) and hint is not str:
         try:
             value = ast.literal_eval({'true': 'True', 'false': 'False'}.get(value, value.strip()))
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that literal_eval may raise
             raise error from None
     if typing.get_origin(hint) is tuple:
         return _coerce_tuple(value, hint, error)
@@ -422,9 +442,13 @@ def _coerce(path: str, value: Any, hint: Any) -> Any:
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise error
-    if hint is int and value != int(value) if math.isfinite(value) else hint is int:
+    try:
+        number = hint(value)
+    except (ValueError, OverflowError):  # an integer that is infinite or not a number, a float beyond 1e308
+        raise error from None
+    if hint is int and number != value:
         raise error
-    return hint(value)
+    return number
 
 
 def _coerce_tuple(value: Any, hint: Any, error: UserError) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from absl import logging
 
-from jaxformer.config import Config
+from jaxformer.config import Config, OptimConfig
 
 # Leaves that weight decay leaves alone, by the last name of their path.
 UNDECAYED = re.compile(r'(^|_)(scale|bias)$')
@@ -55,6 +55,12 @@ SCHEDULES: dict[str, Callable[[jax.Array, Config], jax.Array]] = {
 }
 
 
+DIRECTIONS: dict[str, Callable[[OptimConfig], optax.GradientTransformation]] = {
+    'adam': lambda optim: optax.scale_by_adam(optim.beta1, optim.beta2, optim.epsilon),
+    'sgd': lambda optim: optax.trace(decay=optim.beta1),
+}
+
+
 def decay_mask(params: Any) -> Any:
     """Tree of booleans: which parameters weight decay applies to. Norm scales, norm biases and biases never."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not UNDECAYED.search(path[-1].key), params)
@@ -63,13 +69,9 @@ def decay_mask(params: Any) -> Any:
 def build(cfg: Config) -> optax.GradientTransformation:
     """The optimiser that cfg.optim names: clipping, then the direction, then decay, then the learning rate."""
     optim = cfg.optim
-    direction = {
-        'adam': lambda: optax.scale_by_adam(optim.beta1, optim.beta2, optim.epsilon),
-        'sgd': lambda: optax.trace(decay=optim.beta1),
-    }[optim.name]()
     return optax.chain(
         optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
-        direction,
+        DIRECTIONS[optim.name](optim),
         optax.add_decayed_weights(optim.weight_decay, mask=decay_mask) if optim.weight_decay else optax.identity(),
         optax.scale_by_learning_rate(schedule(cfg)),
     )
