@@ -262,12 +262,12 @@ def _context(*, partial: bool = False) -> Iterator[None]:
 
 
 def _write(path: epath.Path, checkpointables: dict[str, Any]) -> None:
-    """Saves by orbax. Every failure is an OSError, and orbax's log of it (pages of traceback) is not printed."""
+    """Saves by orbax, which wants absolute paths. Every failure is an OSError, and orbax's log of it (pages of traceback) is not printed."""
     logger = logging.get_absl_logger()
     logger.addFilter(_not_an_error_of_orbax)
     try:
         with _context():
-            ocp.save_checkpointables(path, checkpointables)
+            ocp.save_checkpointables(path.resolve(), checkpointables)
     except (ValueError, RuntimeError) as error:  # the storage layer's form of "No space left on device"
         raise OSError(_one_line(error)) from error
     finally:
@@ -281,7 +281,7 @@ def _not_an_error_of_orbax(record: LogRecord) -> bool:
 def _load(path: epath.Path, wanted: dict[str, Any], *, partial: bool = False) -> dict[str, Any]:
     try:
         with _context(partial=partial):
-            return ocp.load_checkpointables(path, wanted)
+            return ocp.load_checkpointables(path.resolve(), wanted)
     except Exception as error:  # noqa: BLE001 - v1 raises KeyErrors and ValueErrors of many kinds; the cause is useful
         raise RunError(f'{path}: the checkpoint cannot be read: {_one_line(error.__cause__ or error)}') from error
 
@@ -289,7 +289,7 @@ def _load(path: epath.Path, wanted: dict[str, Any], *, partial: bool = False) ->
 def _state_metadata(path: epath.Path) -> dict[str, Any]:
     try:
         with _context():
-            return ocp.checkpointables_metadata(path).metadata['state']
+            return ocp.checkpointables_metadata(path.resolve()).metadata['state']
     except Exception as error:  # noqa: BLE001 - as in _load
         raise RunError(f'{path}: the checkpoint cannot be read: {_one_line(error.__cause__ or error)}') from error
 
