@@ -1,0 +1,221 @@
+"""What a trained model attends to while it reads and writes one text: the weights, and pictures of them."""
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from absl import logging
+from etils import epath
+
+from jaxformer.config import Config
+from jaxformer.data.corpus import SOURCES
+from jaxformer.data.vocab import BOS, EOS, PAD, UNK, Vocabulary
+from jaxformer.decode.greedy import greedy
+from jaxformer.decode.open import OpenRun, open_run
+from jaxformer.errors import UserError
+
+KINDS = ('encoder', 'decoder', 'cross')
+FORMATS = ('png', 'svg', 'pdf')
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Maps:
+    """Attention weights (float32, before dropout) of one text, without any padding; each row sums to 1.
+
+    encoder [N, H, S, S]: row and column are source symbols, end of sequence included.
+    decoder [N, H, T, T]: row and column are decoder inputs; columns to the right of the diagonal are 0.
+    cross [N, H, T, S]: row is a decoder input, column a source symbol.
+
+    A row of decoder and cross stands for the symbol that the decoder reads at that position (`inputs`: the beginning
+    of sequence first), not for the one it writes there: that is `predicted`, the most probable next symbol, one a row.
+    """
+
+    text: str
+    step: int
+    source: tuple[str, ...]
+    inputs: tuple[str, ...]
+    predicted: tuple[str, ...]
+    encoder: np.ndarray
+    decoder: np.ndarray
+    cross: np.ndarray
+
+    def axes(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(symbol of each row, symbol of each column) of the maps of a kind ('encoder', 'decoder', 'cross')."""
+        return {
+            'encoder': (self.source, self.source),
+            'decoder': (self.inputs, self.inputs),
+            'cross': (self.inputs, self.source),
+        }[kind]
+
+
+def maps(workdir: epath.PathLike, text: str, step: int | None = None, target: str | None = None) -> Maps:
+    """The attention maps of a run at `step` (None: its newest whole checkpoint) for a source text.
+
+    Args:
+      text: as a line of the data's source, e.g. a word of CMUdict. Symbols that the run does not know are read as
+        unknown, with a warning.
+      target: symbols separated by blanks that the decoder is made to write; None is what greedy decoding gives.
+
+    Raises:
+      UserError, RunError: as `open_run` and `of_run`.
+    """
+    return of_run(open_run(workdir, step), text, target)
+
+
+def of_run(run: OpenRun, text: str, target: str | None = None) -> Maps:
+    """As `maps`, of a run that is open already. The data set need not be there.
+
+    Raises:
+      UserError: a blank text, a target symbol that the run does not know, or a side that is longer than its learned
+        positions.
+    """
+    source = _source_ids(run, text)
+    source_BS = _padded(source, [size for size, _ in run.cfg.data.buckets])
+    if target is None:
+        tokens_BT = _decode(run.params, source_BS, run.model, run.cfg.eval.max_decode_length)
+        labels = _up_to_end(np.asarray(tokens_BT)[0].tolist())
+    else:
+        labels = _target_ids(run, target)
+    target_BT = _padded(labels, [size for _, size in run.cfg.data.buckets])
+    logits_BTV, collected = jax.device_get(forward(run.params, source_BS, target_BT, run.model, ('attention',)))
+    S, T = len(source), len(labels)
+    cut = {'encoder': (S, S), 'decoder': (T, T), 'cross': (T, S)}
+    arrays = {
+        kind: np.asarray(collected[kind][:, 0, :, :rows, :columns], np.float32) for kind, (rows, columns) in cut.items()
+    }
+    allowed_V = ~np.isin(np.arange(logits_BTV.shape[-1]), (PAD, BOS))  # as in greedy decoding
+    predicted = np.where(allowed_V, logits_BTV[0, :T], -np.inf).argmax(-1)
+    return Maps(
+        text=text,
+        step=run.step,
+        source=_spelled(run.vocab, source),
+        inputs=_spelled(run.vocab, [BOS, *labels[:-1]]),
+        predicted=_spelled(run.vocab, predicted.tolist()),
+        **arrays,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'collect'))
+def forward(
+    params: Any, source_BS: jax.Array, target_BT: jax.Array, model: nn.Module, collect: tuple[str, ...] = ()
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(logits_BTV, what was collected) of a deterministic pass; what is collected does not change the logits."""
+    logits_BTV, collected = model.apply({'params': params}, source_BS, target_BT, collect=collect)
+    return logits_BTV, dict(collected)
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'length'))
+def _decode(params: Any, source_BS: jax.Array, model: nn.Module, length: int) -> jax.Array:
+    """[B, length]: the symbols of greedy decoding."""
+    cache = model.apply({'params': params}, source_BS, length, method='start_cache')
+    extend = lambda tokens, cache: model.apply({'params': params}, tokens, cache, method='extend')  # noqa: E731
+    return greedy(extend, cache, source_BS.shape[0], length)[0]
+
+
+def draw(maps: Maps, directory: epath.PathLike, fmt: str = 'png') -> list[epath.Path]:
+    """Draws a figure per kind and layer, all heads side by side, as `directory/<text>-<kind>-layer<n>.<fmt>`.
+
+    Layers and heads count from 1 in names and titles. Colours run from 0 to 1 in every figure, so that figures compare.
+
+    Returns:
+      the paths, in the order encoder, decoder, cross.
+
+    Raises:
+      UserError: an unknown format, or a directory that cannot be written.
+    """
+    if fmt not in FORMATS:
+        raise UserError(f'format {fmt!r}: choose one of {", ".join(FORMATS)}')
+    directory = epath.Path(directory)
+    name = re.sub(r'\W+', '-', maps.text.strip())[:40].strip('-') or 'text'
+    paths = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for kind in KINDS:
+            for layer in range(len(getattr(maps, kind))):
+                path = directory / f'{name}-{kind}-layer{layer + 1}.{fmt}'
+                with path.open('wb') as file:
+                    figure(maps, kind, layer).savefig(file, format=fmt, dpi=150)
+                paths.append(path)
+    except OSError as error:
+        raise UserError(f'{directory}: {error.strerror or error}; choose a directory that can be written') from error
+    return paths
+
+
+def figure(maps: Maps, kind: str, layer: int) -> Any:
+    """The matplotlib figure of the heads of one layer (`layer` counts from 0)."""
+    from jaxformer.inspection.heatmap import heat_maps
+
+    weights_HTS = getattr(maps, kind)[layer]
+    rows, columns = maps.axes(kind)
+    where = f'{TITLES[kind]}, layer {layer + 1} of {len(getattr(maps, kind))}'
+    read = {'encoder': 'source symbol', 'decoder': 'decoder input', 'cross': 'source symbol'}[kind]
+    if kind != 'encoder':
+        rows = tuple(f'{symbol} → {written}' for symbol, written in zip(rows, maps.predicted, strict=True))
+    return heat_maps(
+        weights_HTS,
+        rows=rows,
+        columns=columns,
+        row_title='source symbol (query)' if kind == 'encoder' else 'input → prediction (query)',
+        column_title=f'{read} attended to (key)',
+        title=f'{where}\n“{_short(maps.text)}”, step {maps.step:,}',
+    )
+
+
+TITLES = {'encoder': 'Encoder self-attention', 'decoder': 'Decoder self-attention', 'cross': 'Cross-attention'}
+
+
+def _source_ids(run: OpenRun, text: str) -> list[int]:
+    symbols = SOURCES[run.cfg.data.name].source_symbols(text)
+    if not symbols:
+        raise UserError(f'text {text!r}: holds no symbol; give a source of the data set {run.cfg.data.name}')
+    ids = run.vocab.encode(symbols)
+    if unknown := [symbol for symbol, id_ in zip(symbols, ids, strict=True) if id_ == UNK]:
+        logging.warning('%r: read as unknown, not in the vocabulary: %s', text, ' '.join(dict.fromkeys(unknown)))
+    return _checked_length([*ids, EOS], run.cfg, 'text')
+
+
+def _target_ids(run: OpenRun, target: str) -> list[int]:
+    symbols = target.split()
+    ids = run.vocab.encode(symbols)
+    if UNK in ids:
+        raise UserError(
+            f'target {target!r}: {symbols[ids.index(UNK)]!r} is not in the vocabulary of the run (vocab.json); '
+            'separate the symbols by blanks'
+        )
+    return _checked_length([*ids, EOS], run.cfg, 'target')
+
+
+def _checked_length(ids: list[int], cfg: Config, name: str) -> list[int]:
+    if cfg.model.position == 'learned' and len(ids) > cfg.model.max_length:
+        raise UserError(
+            f'{name}: {len(ids)} symbols with the end; the run has learned config.model.max_length='
+            f'{cfg.model.max_length} positions, give a shorter one'
+        )
+    return ids
+
+
+def _padded(ids: list[int], sizes: list[int]) -> np.ndarray:
+    """[1, size]: padded to the first bucket it fits, so that few shapes are compiled; a longer one stays as it is."""
+    size = next((size for size in sizes if len(ids) <= size), len(ids))
+    row = np.full((1, size), PAD, np.int32)
+    row[0, : len(ids)] = ids
+    return row
+
+
+def _up_to_end(ids: list[int]) -> list[int]:
+    """The ids with their EOS, without what follows it; all of them where decoding was cut off before one."""
+    return ids[: ids.index(EOS) + 1] if EOS in ids else ids
+
+
+def _short(text: str) -> str:
+    text = ' '.join(text.split())
+    return text if len(text) <= 40 else f'{text[:39]}…'
+
+
+def _spelled(vocab: Vocabulary, ids: list[int]) -> tuple[str, ...]:
+    # A vocabulary may have fewer symbols than config.model.vocab_size has rows.
+    return tuple(vocab.symbols[id_] if id_ < len(vocab) else f'<{id_}>' for id_ in ids)
