@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from jaxformer import runtime, sharding
-from jaxformer.config import MeshConfig
-from jaxformer.decode.open import open_run
+from jaxformer.decode.open import on_every_device, open_run
 from jaxformer.decode.predict import Decoder
 
 
@@ -17,9 +15,8 @@ def decode_lines(workdir: str | os.PathLike, step: int | None, lines: Sequence[s
     Source symbols that the run's vocabulary does not have are decoded as unknown and counted in a warning.
     """
     run = open_run(workdir, step)
-    runtime.configure(run.cfg.runtime)
-    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
-    outputs = list(Decoder(run.cfg, run.model, run.vocab, mesh).lines(run.params, lines))
+    mesh, params = on_every_device(run)
+    outputs = list(Decoder(run.cfg, run.model, run.vocab, mesh).lines(params, lines))
     if unknown := [count for _, count in outputs if count]:
         logging.warning('%d symbols in %d lines are not in the vocabulary: read as unknown', sum(unknown), len(unknown))
     return [output for output, _ in outputs]

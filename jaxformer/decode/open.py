@@ -4,10 +4,12 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
+import jax
 from etils import epath
+from jax.sharding import Mesh
 
-from jaxformer import checkpoint, config, files, runtime
-from jaxformer.config import Config
+from jaxformer import checkpoint, config, files, runtime, sharding
+from jaxformer.config import Config, MeshConfig
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import RunError, UserError
 from jaxformer.files import CHECKPOINTS, CONFIG, VOCAB
@@ -18,7 +20,7 @@ from jaxformer.model import transformer
 class OpenRun:
     """A trained model and what belongs to it.
 
-    params lie on the default device; `jax.device_put(params, sharding.of_state(params, mesh))` moves them onto a mesh.
+    params lie on the default device; see `on_every_device`.
     """
 
     workdir: epath.Path
@@ -45,6 +47,15 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     runtime.configure(cfg.runtime)
     params = checkpoint.restore_params(workdir / CHECKPOINTS, step)
     return OpenRun(workdir, cfg, vocab, transformer.build(cfg.model, len(vocab)), params, step)
+
+
+def on_every_device(run: OpenRun) -> tuple[Mesh, Any]:
+    """(a mesh that divides the rows of a batch among all devices here, the parameters on each of them).
+
+    Not the mesh that the run was trained on: a checkpoint is evaluated on whatever there is.
+    """
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
+    return mesh, jax.device_put(run.params, sharding.of_state(run.params, mesh))
 
 
 def read_config(workdir: epath.PathLike) -> Config:

@@ -15,6 +15,7 @@ from jaxformer.data.pipeline import eval_batches
 from jaxformer.data.vocab import EOS, PAD, UNK, Vocabulary
 from jaxformer.decode.error_rates import error_rates
 from jaxformer.decode.greedy import greedy
+from jaxformer.errors import UserError
 from jaxformer.runtime import CountedJit
 
 
@@ -55,6 +56,9 @@ class Decoder:
 
         Lines are sorted by length for the batches. One that is longer than the longest source bucket is decoded from
         a batch of its own, padded to the next power of two.
+
+        Raises:
+          UserError: a line is longer than a learned position table reaches.
         """
         source_symbols = SOURCES[self._cfg.data.name].source_symbols
         encoded = [self._vocab.encode(source_symbols(line)) for line in lines]
@@ -76,6 +80,11 @@ class Decoder:
             if tokens:
                 needed = len(tokens) + 1
                 shape = next((size for size in sizes if needed <= size), 1 << (needed - 1).bit_length())
+                if self._cfg.model.position == 'learned' and shape > self._cfg.model.max_length:
+                    raise UserError(
+                        f'line {index + 1}: {len(tokens)} symbols; learned positions end at '
+                        f'config.model.max_length={self._cfg.model.max_length}; shorten the line'
+                    )
                 by_shape.setdefault(shape, []).append(index)
         for shape, indices in sorted(by_shape.items()):
             for start in range(0, len(indices), self._rows):

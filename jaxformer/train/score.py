@@ -2,10 +2,8 @@
 
 import os
 
-from jaxformer import runtime, sharding
-from jaxformer.config import MeshConfig
 from jaxformer.data import corpus as corpora
-from jaxformer.decode.open import open_run
+from jaxformer.decode.open import on_every_device, open_run
 from jaxformer.decode.predict import Decoder
 from jaxformer.train.evaluate import Evaluator
 
@@ -20,10 +18,9 @@ def score(workdir: str | os.PathLike, step: int | None = None, split: str | None
       UserError: no such run, step or split. RunError: no whole checkpoint.
     """
     run = open_run(workdir, step)
-    runtime.configure(run.cfg.runtime)
     corpus = corpora.load(run.cfg.data)
     examples = corpus.split(split or run.cfg.eval.split)
-    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))  # whatever is here, not what it trained on
-    metrics = Evaluator(run.cfg, run.model, mesh).split_losses(run.params, examples)
-    metrics |= Decoder(run.cfg, run.model, corpus.vocab, mesh).split_error_rates(run.params, examples)
+    mesh, params = on_every_device(run)
+    metrics = Evaluator(run.cfg, run.model, mesh).split_losses(params, examples)
+    metrics |= Decoder(run.cfg, run.model, corpus.vocab, mesh).split_error_rates(params, examples)
     return {'step': run.step, **{f'{examples.name}/{name}': value for name, value in metrics.items()}}
