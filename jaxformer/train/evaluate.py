@@ -11,8 +11,9 @@ from jax.sharding import Mesh
 from jaxformer import losses, sharding
 from jaxformer.config import Config
 from jaxformer.data.corpus import Split
-from jaxformer.data.pipeline import eval_batches
+from jaxformer.data.pipeline import EvalBatches, eval_batches
 from jaxformer.data.vocab import PAD
+from jaxformer.errors import UserError
 from jaxformer.runtime import CountedJit
 
 
@@ -23,6 +24,18 @@ class Evaluator:
         self._cfg, self._model, self._mesh = cfg, model, mesh
         self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
         self.sums = CountedJit(self._sums)
+
+    def batches(self, split: Split) -> EvalBatches:
+        """The batches of a split.
+
+        Raises:
+          UserError: no example of it fits the buckets: every number about it would be an invention.
+        """
+        batches = eval_batches(split, self._cfg.data.buckets, self._rows, jax.process_index(), jax.process_count())
+        if not len(batches):
+            buckets = self._cfg.data.buckets
+            raise UserError(f'config.data.buckets={buckets}: no example of {split.name} fits; add a larger one')
+        return batches
 
     def _sums(self, params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Sums over a batch, to be added up: negative log-likelihood (nats), right tokens, tokens, examples."""
@@ -39,7 +52,7 @@ class Evaluator:
     def split_losses(self, params: Any, split: Split) -> dict[str, float]:
         """loss (nats per token, without smoothing), perplexity, accuracy, and the tokens and examples they rest on."""
         sums: dict[str, float] = {'nll': 0.0, 'correct': 0.0, 'tokens': 0.0, 'examples': 0.0}
-        for batch in eval_batches(split, self._cfg.data.buckets, self._rows, jax.process_index(), jax.process_count()):
+        for batch in self.batches(split):
             part = jax.device_get(self.sums(params, sharding.put_batch(batch, self._mesh)))
             sums = {name: total + float(part[name]) for name, total in sums.items()}
         loss = sums['nll'] / max(sums['tokens'], 1.0)

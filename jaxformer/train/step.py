@@ -1,5 +1,6 @@
 """One update, as a pure function of state and batch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -7,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer import losses, optim
-from jaxformer.config import Config
+from jaxformer import losses
 from jaxformer.data.vocab import PAD
 from jaxformer.model import ops
 from jaxformer.train.state import TrainState
@@ -29,21 +29,32 @@ def loss_fn(
 
 
 def train_step(
-    state: TrainState, batch: Batch, *, model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config
+    state: TrainState,
+    batch: Batch,
+    seed: jax.Array | int,
+    *,
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    learning_rate: Callable[[jax.Array], jax.Array],
+    label_smoothing: float,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update on one global batch.
 
-    The dropout key is a function of cfg.seed and state.step alone, so that a resumed run draws what the straight run
-    drew. Where the loss or the gradient is not finite nothing but the counters changes, whatever the policy: a poisoned
-    state is never formed, and the loop decides whether to go on.
+    The dropout key is a function of seed and state.step alone, so that a resumed run draws what the straight run drew;
+    the seed is an argument, so that runs which differ in it share a compiled program. Where the loss or the gradient is
+    not finite nothing but the counters changes, and the caller decides whether to go on.
+
+    Args:
+      batch: source [B, S], target [B, T] int32; a row that is all PAD counts for nothing.
+      learning_rate: of the number of updates done before; only reported, `optimizer` holds its own.
 
     Returns:
       (state, metrics): loss (nats per token, smoothed), tokens, grad_norm (before clipping), learning_rate, finite,
       skipped, skipped_in_row; all scalars on the device.
     """
-    key_2 = ops.fold(jnp.zeros(2, jnp.uint32), cfg.seed, state.step)
+    key_2 = ops.fold(jnp.zeros(2, jnp.uint32), seed, state.step)
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
-    (loss, tokens), grads = gradient(state.params, batch, key_2, model, cfg.optim.label_smoothing)
+    (loss, tokens), grads = gradient(state.params, batch, key_2, model, label_smoothing)
     grad_norm = optax.global_norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -60,7 +71,7 @@ def train_step(
         'loss': loss,
         'tokens': tokens,
         'grad_norm': grad_norm,
-        'learning_rate': optim.schedule(cfg)(state.step - state.skipped),
+        'learning_rate': learning_rate(state.step - state.skipped),
         'finite': finite,
         'skipped': new.skipped,
         'skipped_in_row': new.skipped_in_row,

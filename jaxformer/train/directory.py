@@ -1,0 +1,94 @@
+"""Which run a directory belongs to: one configuration, one live process."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+from etils import epath
+
+from jaxformer import config, files
+from jaxformer.config import Config
+from jaxformer.data.vocab import Vocabulary
+from jaxformer.errors import RunError, UserError
+from jaxformer.train.writer import read_status
+
+FREE_ON_RESUME = (
+    'data.dir',
+    *(f'train.{name}' for name in ('log_every', 'log_example_ids', 'checkpoint_every', 'keep_checkpoints')),
+    *(f'train.{name}' for name in ('nan_policy', 'nan_limit')),
+    *('eval.', 'mesh.', 'runtime.'),
+)
+"""Fields (or groups) that may differ from the config a directory was started with: they change no update."""
+
+GROWING_SCHEDULES = ('noam', 'constant')
+"""Values of optim.schedule under which no step's learning rate depends on train.num_steps: a run can be made longer."""
+
+
+def finished(cfg: Config, workdir: epath.Path) -> dict[str, float] | None:
+    """The metrics of a run that is done, None where there is still something to do. Touches nothing.
+
+    Raises:
+      UserError: the directory belongs to another config.
+    """
+    with _named(workdir):
+        status = read_status(workdir)
+        if not status or status['status'] != 'done':
+            return None
+        refuse_another_config(cfg, workdir)
+        return status['metrics'] if status['step'] == cfg.train.num_steps else None
+
+
+@contextlib.contextmanager
+def claimed(cfg: Config, workdir: epath.Path) -> Iterator[None]:
+    """Makes the directory and holds its lock while the context lasts.
+
+    Raises:
+      UserError: it cannot be written, another live process uses it, or it belongs to another config.
+      RunError: the disk is full.
+    """
+    with contextlib.ExitStack() as held:
+        with _named(workdir):
+            workdir.mkdir(parents=True, exist_ok=True)
+            held.enter_context(files.lock(workdir / '.lock'))
+            for leftover in workdir.glob('.*.tmp'):  # of `write_atomic` in a killed process
+                leftover.unlink()
+        refuse_another_config(cfg, workdir)
+        yield
+
+
+def mark(cfg: Config, workdir: epath.Path, vocab: Vocabulary) -> None:
+    """Writes what the directory belongs to. Call it once nothing is left that the user may have to correct."""
+    with _named(workdir):
+        files.write_json(workdir / files.CONFIG, config.to_dict(cfg))
+        files.write_json(workdir / files.VOCAB, vocab.to_json())
+
+
+def refuse_another_config(cfg: Config, workdir: epath.Path) -> None:
+    """Raises UserError where the directory was started with a config that trains otherwise."""
+    path = workdir / files.CONFIG
+    if not path.exists():
+        return
+    values = files.read_json(path)
+    try:
+        started = config.from_dict(values)
+    except UserError as error:
+        raise UserError(f'{path}: {error}') from error
+    for field, (before, now) in config.diff(started, cfg).items():
+        grows = field == 'train.num_steps' and cfg.optim.schedule in GROWING_SCHEDULES
+        if not grows and not field.startswith(FREE_ON_RESUME):
+            raise UserError(
+                f'{path}: config.{field} is {before!r} there and {now!r} here; '
+                'use the same value, or another --workdir for another run'
+            )
+
+
+@contextlib.contextmanager
+def _named(workdir: epath.Path) -> Iterator[None]:
+    """Says what the file system refused as a mistake in --workdir (a full disk is none)."""
+    try:
+        yield
+    except OSError as error:
+        reason = f'--workdir={workdir}: {error.strerror or error}'
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(f'{reason}; free space and run the same command again') from error
+        raise UserError(f'{reason}; choose a directory that can be written') from error
