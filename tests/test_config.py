@@ -141,7 +141,7 @@ def test_a_missing_file_is_named():
 def test_a_mistake_inside_a_config_file_is_named(tmp_path, edit, part):
     path = tmp_path / 'mine.py'
     path.write_text(
-        f'from configs import base\n\ndef get_config():\n    config = base.get_config()\n    {edit}\n    return config\n'
+        f'from configs import base\ndef get_config():\n    config = base.get_config()\n    {edit}\n    return config\n'
     )
     with pytest.raises(UserError) as caught:
         config.resolve(config.load(path))
