@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformer.data.vocab import BOS, EOS, PAD
 
@@ -12,13 +13,23 @@ Array = jax.Array
 Extend = Callable[[Array, Any], tuple[Array, Any]]
 
 
-def greedy(extend: Extend, cache: Any, batch_size: int, max_length: int) -> tuple[Array, Array]:
+def outputs(V: int, num_symbols: int) -> np.ndarray:
+    """[V] boolean: what decoding may put out of V rows of logits.
+
+    Never PAD or BOS, which would make an output that no reader can tell from a short one, nor a row beyond the
+    `num_symbols` of the data (`model.vocab_size` may ask for more), which stands for nothing.
+    """
+    ids = np.arange(V)
+    return (ids != PAD) & (ids != BOS) & (ids < num_symbols)
+
+
+def greedy(extend: Extend, cache: Any, batch_size: int, max_length: int, num_symbols: int) -> tuple[Array, Array]:
     """Takes the most probable symbol at each position until every row has ended.
 
     Args:
       extend: (tokens [B, 1], cache) → (logits [B, 1, V], cache), as `Seq2Seq.extend`.
       cache: with room for max_length positions.
-      batch_size: B. max_length: T, symbols at most, EOS included.
+      batch_size: B. max_length: T, symbols at most, EOS included. num_symbols: of the data, at most V.
 
     Returns:
       (tokens [B, T] int32: the symbols with their EOS, then PAD; a row without EOS was cut at max_length,
@@ -29,8 +40,8 @@ def greedy(extend: Extend, cache: Any, batch_size: int, max_length: int) -> tupl
         index, token_B, done_B, tokens_BT, logprob_B, cache = carry
         logits, cache = extend(token_B[:, None], cache)
         logprob_BV = jax.nn.log_softmax(logits[:, -1])
-        # PAD and BOS are never outputs, however probable: they would make a row that no reader can tell from a short one.
-        choice_B = jnp.argmax(logprob_BV.at[:, jnp.array([PAD, BOS])].set(-jnp.inf), axis=-1).astype(jnp.int32)
+        allowed_BV = jnp.where(outputs(logprob_BV.shape[-1], num_symbols), logprob_BV, -jnp.inf)
+        choice_B = jnp.argmax(allowed_BV, axis=-1).astype(jnp.int32)
         gain_B = jnp.take_along_axis(logprob_BV, choice_B[:, None], axis=-1)[:, 0]
         token_B = jnp.where(done_B, PAD, choice_B)
         tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, token_B[:, None], (0, index))

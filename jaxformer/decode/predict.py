@@ -32,7 +32,7 @@ class Decoder:
         apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
         cache = apply('start_cache', source_BS, length)
         extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
-        return greedy(extend, cache, source_BS.shape[0], length)
+        return greedy(extend, cache, source_BS.shape[0], length, len(self._vocab))
 
     def batch(self, params: Any, source_BS: np.ndarray) -> tuple[list[list[str]], np.ndarray]:
         """(symbols, log-probability) of each row of a host batch."""

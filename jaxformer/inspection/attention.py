@@ -14,7 +14,7 @@ from etils import epath
 from jaxformer.config import Config
 from jaxformer.data.corpus import SOURCES
 from jaxformer.data.vocab import BOS, EOS, PAD, UNK, Vocabulary
-from jaxformer.decode.greedy import greedy
+from jaxformer.decode.greedy import greedy, outputs
 from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
 
@@ -76,7 +76,8 @@ def of_run(run: OpenRun, text: str, target: str | None = None) -> Maps:
     source = _source_ids(run, text)
     source_BS = _padded(source, [size for size, _ in run.cfg.data.buckets])
     if target is None:
-        tokens_BT = _decode(run.params, source_BS, run.model, run.cfg.eval.max_decode_length)
+        length = run.cfg.eval.max_decode_length
+        tokens_BT = _decode(run.params, source_BS, run.model, length, len(run.vocab))
         labels = _up_to_end(np.asarray(tokens_BT)[0].tolist())
     else:
         labels = _target_ids(run, target)
@@ -87,7 +88,7 @@ def of_run(run: OpenRun, text: str, target: str | None = None) -> Maps:
     arrays = {
         kind: np.asarray(collected[kind][:, 0, :, :rows, :columns], np.float32) for kind, (rows, columns) in cut.items()
     }
-    allowed_V = ~np.isin(np.arange(logits_BTV.shape[-1]), (PAD, BOS))  # as in greedy decoding
+    allowed_V = outputs(logits_BTV.shape[-1], len(run.vocab))
     predicted = np.where(allowed_V, logits_BTV[0, :T], -np.inf).argmax(-1)
     return Maps(
         text=text,
@@ -108,12 +109,12 @@ def forward(
     return logits_BTV, dict(collected)
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'length'))
-def _decode(params: Any, source_BS: jax.Array, model: nn.Module, length: int) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=('model', 'length', 'num_symbols'))
+def _decode(params: Any, source_BS: jax.Array, model: nn.Module, length: int, num_symbols: int) -> jax.Array:
     """[B, length]: the symbols of greedy decoding."""
     cache = model.apply({'params': params}, source_BS, length, method='start_cache')
     extend = lambda tokens, cache: model.apply({'params': params}, tokens, cache, method='extend')  # noqa: E731
-    return greedy(extend, cache, source_BS.shape[0], length)[0]
+    return greedy(extend, cache, source_BS.shape[0], length, num_symbols)[0]
 
 
 def draw(maps: Maps, directory: epath.PathLike, fmt: str = 'png') -> list[epath.Path]:

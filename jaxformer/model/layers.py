@@ -84,13 +84,11 @@ ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], bool]] = {
 }
 
 
-def residual(
-    order: str, x_BTD: Array, branch: Callable[[Array], Array], norm: Callable[[Array], Array]
-) -> Array:
+def residual(order: str, x_BTD: Array, branch: Callable[[Array], Array], norm: Callable[[Array], Array]) -> Array:
     """Puts a sublayer into its shell: the only place where residual and norm meet.
 
     Args:
-      order: post LN(x+F(x)) (AIAYN 3.1) | pre x+F(LN(x)) | branch x+LN(F(x)) | none LN(F(x)), the chain without residual.
+      order: post LN(x+F(x)) (AIAYN 3.1) | pre x+F(LN(x)) | branch x+LN(F(x)) | none LN(F(x)), a chain.
       branch: F, dropout included.
     """
     y_BTD = branch(norm(x_BTD) if order == 'pre' else x_BTD)
@@ -127,9 +125,10 @@ class Block(nn.Module):
         cache = dict(cache) if cache is not None else None
 
         def drop(rate: float, *site: int) -> Callable[[Array], Array]:
-            if context.key_2 is None or rate == 0:
+            key_2 = context.key_2
+            if key_2 is None or rate == 0:
                 return lambda x: x
-            return lambda x: ops.dropout(x, rate, ops.fold(context.key_2, layer, *site))
+            return lambda x: ops.dropout(x, rate, ops.fold(key_2, layer, *site))
 
         def sublayer(x: Array, site: int, name: str, function: Callable[[Array], Array]) -> Array:
             def branch(h: Array) -> Array:
@@ -148,6 +147,7 @@ class Block(nn.Module):
 
         def cross_attention(h: Array) -> Array:
             attention = MultiHeadAttention(cfg, name='cross_attention')
+            assert context.memory_mask is not None
             if context.memory_BSD is not None:
                 k, v = attention.keys_values(context.memory_BSD)
             else:

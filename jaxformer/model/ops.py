@@ -33,7 +33,7 @@ def masked_softmax(scores: Array, mask: Array, dtype: jnp.dtype) -> Array:
     peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0))
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    return weights / jnp.where(total > 0, total, 1)
+    return weights / jnp.where(total == 0, 1, total)  # a total that is not a number stays one
 
 
 def dot_scores(q_BTHK: Array, k_BSGK: Array, scale: float) -> Array:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
+from jaxformer.errors import UserError
 from jaxformer.model import ops
 
 
@@ -27,7 +28,7 @@ class Sinusoidal(NoPosition):
 
 
 class Learned(NoPosition):
-    """A trained row per position (AIAYN Table 3, row E); lengths up to model.max_length, checked in validation."""
+    """A trained row per position (AIAYN Table 3, row E); lengths up to model.max_length, others are refused."""
 
     def setup(self) -> None:
         shape = (self.cfg.max_length, self.cfg.d_model)
@@ -35,6 +36,11 @@ class Learned(NoPosition):
         self.table = self.param('table', nn.initializers.normal(self.cfg.d_model**-0.5), shape, dtype)
 
     def embed(self, x_BTD: jax.Array, start: jax.Array | int) -> jax.Array:
+        if x_BTD.shape[1] > self.cfg.max_length:
+            raise UserError(
+                f'config.model.max_length={self.cfg.max_length}: an input of {x_BTD.shape[1]} positions is longer than '
+                'the learned table; give a shorter one, or train with a longer table'
+            )
         rows_TD = jax.lax.dynamic_slice_in_dim(self.table, start, x_BTD.shape[1])
         return x_BTD + rows_TD.astype(x_BTD.dtype)
 

@@ -128,6 +128,7 @@ class Seq2Seq(nn.Module):
         context = Context(jnp.ones((1, 1, 0, length), bool), memory_BSD, source_mask)
         nothing = jnp.zeros((B, 0, cfg.d_model), memory_BSD.dtype)
         _, cache, _ = self.decoder(nothing, context, empty)
+        assert cache is not None
         return {**cache, 'source_mask': source_mask, 'index': jnp.int32(0)}
 
     def extend(self, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
@@ -148,9 +149,9 @@ class Seq2Seq(nn.Module):
             memory_mask=cache['source_mask'],
             start=cache['index'],
         )
-        y_BTD, layers, _ = self.decoder(self._embed(tokens_BT, self.embedding), context, layers)
-        assert layers is not None
-        return self._logits(y_BTD), {**cache, **layers, 'index': cache['index'] + T}
+        y_BTD, written, _ = self.decoder(self._embed(tokens_BT, self.embedding), context, layers)
+        assert written is not None
+        return self._logits(y_BTD), {**cache, **written, 'index': cache['index'] + T}
 
     def _encode(self, source_BS: Array, key_2: Array | None, keep_maps: bool) -> tuple[Array, Array, Maps]:
         source_mask = ops.padding_mask(source_BS, PAD)
@@ -186,7 +187,9 @@ def build(cfg: ModelConfig, vocab_size: int) -> nn.Module:
       UserError: cfg.vocab_size is below what the data needs.
     """
     if 0 < cfg.vocab_size < vocab_size:
-        raise UserError(f'config.model.vocab_size={cfg.vocab_size}: the data has {vocab_size} symbols; set 0 to follow it')
+        raise UserError(
+            f'config.model.vocab_size={cfg.vocab_size}: the data has {vocab_size} symbols; set 0 to follow it'
+        )
     return FAMILIES[cfg.family](cfg, cfg.vocab_size or vocab_size)
 
 
