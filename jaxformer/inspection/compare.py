@@ -62,7 +62,7 @@ def compare(workdirs: Sequence[epath.PathLike]) -> Comparison:
         raise UserError(f'compare: {len(workdirs)} run given; it takes at least two')
     directories = [run_directory(workdir) for workdir in workdirs]
     statuses = [read_status(directory) or {'status': 'not started'} for directory in directories]
-    configs = [_flat(files.read_json(directory / CONFIG)) for directory in directories]
+    configs = [_flat(files.read_json(directory / CONFIG), directory / CONFIG) for directory in directories]
     return Comparison(
         runs=tuple(map(str, directories)),
         state={
@@ -101,13 +101,14 @@ def as_text(comparison: Comparison) -> str:
     return '\n\n'.join((named, *parts))
 
 
-def _flat(value: Any, prefix: str = '') -> dict[str, Any]:
-    """{'model.d_model': 48, …}; lists count as values."""
+def _flat(value: Any, path: epath.Path, prefix: str = '') -> dict[str, Any]:
+    """{'model.d_model': 48, …} of the object that the file `path` holds; lists count as values."""
     if not isinstance(value, Mapping):
-        raise UserError(f'{prefix or "the file"}: {value!r} where a JSON object has to be; restore the file')
+        raise UserError(f'{path}: holds {value!r} where an object has to be; put back the file')
     flat: dict[str, Any] = {}
     for key, entry in value.items():
-        flat |= _flat(entry, f'{prefix}{key}.') if isinstance(entry, Mapping) else {f'{prefix}{key}': entry}
+        nested = isinstance(entry, Mapping)
+        flat |= _flat(entry, path, f'{prefix}{key}.') if nested else {f'{prefix}{key}': entry}
     return flat
 
 
@@ -137,7 +138,7 @@ def _environment(directory: epath.Path) -> dict[str, Any] | None:
     starts = files.read_json(path) if path.exists() else []
     if not starts:
         return None
-    return {name: value for name, value in _flat(starts[-1]).items() if name not in _EVERY_PROCESS_ITS_OWN}
+    return {name: value for name, value in _flat(starts[-1], path).items() if name not in _EVERY_PROCESS_ITS_OWN}
 
 
 def _last_metrics(directory: epath.Path) -> dict[str, tuple[float, int]]:

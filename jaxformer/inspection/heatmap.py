@@ -1,5 +1,6 @@
 """Matrices of weights side by side as one figure, every row and column named."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -62,12 +63,13 @@ def heat_maps(
 
 
 def _name(axis: Any, names: Sequence[str], length: int, cell: float, upright: bool) -> None:
-    """Ticks at every cell, with the names that have room; unless `upright`, words are turned if one is too wide."""
+    """Ticks at every cell, with the names that have room; unless `upright`, words are turned if two would touch."""
     every = math.ceil(FONT / 60 / cell)
     shown = range(0, length, every)
     axis.set_ticks(list(shown), [names[i] for i in shown] if names else [], fontsize=FONT)
     axis.set_tick_params(length=2)
     labels = axis.get_ticklabels()
-    if not upright and any(FONT / 120 * len(label.get_text()) > cell * every for label in labels):
+    room = [FONT / 110 * len(label.get_text()) + 0.04 for label in labels]
+    if not upright and any((a + b) / 2 > cell * every for a, b in itertools.pairwise(room)):
         for label in labels:
             label.set_rotation(90 if len(label.get_text()) > 1 else 0)

@@ -1,0 +1,72 @@
+"""A run opens from its directory alone, and what is not a run is named in one line."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import checkpoint, config, files
+from jaxformer.data.vocab import Vocabulary
+from jaxformer.decode.open import find_step, open_run, read_config
+from jaxformer.errors import RunError, UserError
+from jaxformer.model import transformer
+
+CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The directory of a run with checkpoints at 3 and 5, whose parameters are those of seeds 3 and 5."""
+    edited = config.load(CONFIGS / 'tiny.py')
+    config.override(edited, {'data.dir': str(tmp_path / 'gone'), 'runtime.compilation_cache': ''})
+    cfg = config.resolve(edited)
+    vocab = Vocabulary.of([str(i) for i in range(11)])
+    workdir = tmp_path / 'run'
+    workdir.mkdir()
+    files.write_json(workdir / 'config.json', config.to_dict(cfg))
+    files.write_json(workdir / 'vocab.json', vocab.to_json())
+    model = transformer.build(cfg.model, len(vocab))
+    for step in (3, 5):
+        state = {'params': transformer.init(model, step), 'opt_state': {'mu': np.zeros(7)}}
+        checkpoint.save(workdir / 'checkpoints', step, state, {'next_index': step}, config.to_dict(cfg), 3)
+    return workdir
+
+
+def test_opens_the_newest_or_the_asked_step(run):
+    opened = open_run(run)
+    assert opened.step == 5 and opened.cfg == read_config(run) and len(opened.vocab) == 15
+    for step, params in ((5, opened.params), (3, open_run(run, 3).params)):
+        expected = transformer.init(opened.model, step)
+        jax.tree.map(np.testing.assert_array_equal, params, expected)
+    logits, _ = opened.model.apply({'params': opened.params}, np.array([[5, 6, 2]]), np.array([[5, 2]]))
+    assert logits.shape == (1, 2, 15)
+
+
+def test_mistakes_name_the_directory_and_the_remedy(run, tmp_path):
+    with pytest.raises(UserError, match='nowhere: no such directory'):
+        open_run(tmp_path / 'nowhere')
+    with pytest.raises(UserError, match=f'{tmp_path}: not the directory of a run'):
+        open_run(tmp_path)
+    with pytest.raises(UserError, match='no checkpoint of step 4; the steps there are: 3, 5'):
+        open_run(run, 4)
+    (run / 'checkpoints' / '5' / 'manifest.json').unlink()
+    assert find_step(run) == 3
+    with pytest.raises(RunError, match='5: damaged checkpoint: manifest.json: missing'):
+        find_step(run, 5)
+    (run / 'checkpoints' / '3' / 'manifest.json').unlink()
+    with pytest.raises(RunError, match='no whole checkpoint'):
+        open_run(run)
+    (run / 'checkpoints').rename(run / 'moved')
+    with pytest.raises(UserError, match='no checkpoint yet'):
+        open_run(run)
+    (run / 'moved').rename(run / 'checkpoints')
+    (run / 'vocab.json').rename(run / 'config.json')
+    with pytest.raises(UserError, match='config.symbols: no such field'):
+        open_run(run)
+
+
+def test_missing_vocabulary_is_named(run):
+    (run / 'vocab.json').unlink()
+    with pytest.raises(UserError, match='vocab.json: missing'):
+        open_run(run)
