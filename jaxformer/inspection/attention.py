@@ -11,7 +11,6 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxformer.config import Config
 from jaxformer.data.corpus import SOURCES
 from jaxformer.data.vocab import BOS, EOS, PAD, UNK, Vocabulary
 from jaxformer.decode.greedy import greedy, outputs
@@ -176,7 +175,7 @@ def _source_ids(run: OpenRun, text: str) -> list[int]:
     ids = run.vocab.encode(symbols)
     if unknown := [symbol for symbol, id_ in zip(symbols, ids, strict=True) if id_ == UNK]:
         logging.warning('%r: read as unknown, not in the vocabulary: %s', text, ' '.join(dict.fromkeys(unknown)))
-    return _checked_length([*ids, EOS], run.cfg, 'text')
+    return [*ids, EOS]
 
 
 def _target_ids(run: OpenRun, target: str) -> list[int]:
@@ -187,16 +186,7 @@ def _target_ids(run: OpenRun, target: str) -> list[int]:
             f'target {target!r}: {symbols[ids.index(UNK)]!r} is not in the vocabulary of the run (vocab.json); '
             'separate the symbols by blanks'
         )
-    return _checked_length([*ids, EOS], run.cfg, 'target')
-
-
-def _checked_length(ids: list[int], cfg: Config, name: str) -> list[int]:
-    if cfg.model.position == 'learned' and len(ids) > cfg.model.max_length:
-        raise UserError(
-            f'{name}: {len(ids)} symbols with the end; the run has learned config.model.max_length='
-            f'{cfg.model.max_length} positions, give a shorter one'
-        )
-    return ids
+    return [*ids, EOS]
 
 
 def _padded(ids: list[int], sizes: list[int]) -> np.ndarray:
@@ -218,5 +208,4 @@ def _short(text: str) -> str:
 
 
 def _spelled(vocab: Vocabulary, ids: list[int]) -> tuple[str, ...]:
-    # A vocabulary may have fewer symbols than config.model.vocab_size has rows.
-    return tuple(vocab.symbols[id_] if id_ < len(vocab) else f'<{id_}>' for id_ in ids)
+    return tuple(vocab.symbols[id_] for id_ in ids)

@@ -211,7 +211,7 @@ def test_mistakes_name_the_value(run, make_cfg, caplog):
     attention.of_run(run, '3 x', '3')
     assert "'3 x': read as unknown, not in the vocabulary: x" in caplog.text
     learned = untrained(make_cfg(model__position='learned', model__max_length=12))
-    with pytest.raises(UserError, match='13 symbols with the end; the run has learned config.model.max_length=12'):
+    with pytest.raises(UserError, match='config.model.max_length=12: an input of 13 positions'):
         attention.of_run(learned, ' '.join('123412341234'))
 
 
