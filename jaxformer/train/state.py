@@ -15,7 +15,7 @@ from jaxformer.model import transformer
 
 @flax.struct.dataclass
 class TrainState:
-    """step: updates tried. skipped: those of them that were undone as not finite. skipped_in_row: the latest of these."""
+    """step: updates tried. skipped: those of them undone as not finite. skipped_in_row: the latest of these."""
 
     step: jax.Array
     params: Any

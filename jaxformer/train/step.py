@@ -55,7 +55,7 @@ def train_step(
     key_2 = ops.fold(jnp.zeros(2, jnp.uint32), seed, state.step)
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
     (loss, tokens), grads = gradient(state.params, batch, key_2, model, label_smoothing)
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)

@@ -1,0 +1,126 @@
+"""Decoding splits and lines of text: the same whatever the batch and the devices (B56), each line in its place."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import config, sharding
+from jaxformer.config import MeshConfig
+from jaxformer.data.corpus import Split
+from jaxformer.data.ragged import Ragged
+from jaxformer.data.vocab import EOS, UNK, Vocabulary
+from jaxformer.decode.error_rates import error_rates
+from jaxformer.decode.predict import Decoder
+from jaxformer.errors import UserError
+from jaxformer.model import transformer
+
+ROOT = Path(__file__).parents[2]
+VOCAB = Vocabulary.of([str(i) for i in range(11)])
+LENGTHS = (3, 1, 7, 2, 8, 2, 5, 4, 6, 4)
+SOURCES = [[4 + (7 * i + 3 * j) % 11 for j in range(length)] for i, length in enumerate(LENGTHS)]
+TEXTS = [' '.join(VOCAB.decode(source)) for source in SOURCES]
+
+
+def decoder(batch_size, more=None):
+    """(decoder, parameters) over all devices there are; the parameters are drawn wide, so that outputs are varied."""
+    edited = config.load(ROOT / 'configs' / 'tiny.py')
+    changes = {'model.d_model': 12, 'model.d_ff': 10, 'model.num_layers': 1, 'eval.max_decode_length': 7}
+    config.override(edited, {**changes, 'eval.batch_size': batch_size, **(more or {})})
+    cfg = config.resolve(edited)
+    model = transformer.build(cfg.model, len(VOCAB))
+    params = jax.tree.map(lambda leaf: leaf * 1.7, transformer.init(model, 5))
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
+    return Decoder(cfg, model, VOCAB, mesh), jax.device_put(params, sharding.of_state(params, mesh))
+
+
+def split(count=10):
+    """The first `count` examples; the second reference of each is what they are read backwards."""
+    rows = Ragged.of([[*source, EOS] for source in SOURCES[:count]], np.int32)
+    texts = [text + '\n' + ' '.join(text.split()[::-1]) for text in TEXTS[:count]]
+    references = Ragged.of([text.encode() for text in texts], np.uint8)
+    return Split('dev', source=rows, target=rows, text=rows, reference_text=references)
+
+
+def results(batch_size, count=10):
+    made, params = decoder(batch_size)
+    return {'rates': made.split_error_rates(params, split(count)), 'lines': list(made.lines(params, TEXTS[:count]))}
+
+
+@pytest.fixture(scope='module')
+def expected():
+    return results(10)
+
+
+def test_outputs_are_varied_and_the_rates_are_theirs(expected):
+    lines = [line for line, _ in expected['lines']]
+    assert len(lines) == 10 and len(set(lines)) > 3 and len({len(line) for line in lines}) > 2
+    references = [[text.split(), text.split()[::-1]] for text in TEXTS]
+    assert expected['rates'] == error_rates([line.split() for line in lines], references)
+
+
+@pytest.mark.parametrize('batch_size', [1, 3, 4])
+def test_the_batch_changes_nothing(batch_size, expected):
+    assert results(batch_size) == expected
+
+
+def test_eight_devices_change_nothing(expected):
+    code = (
+        'import json, jax, test_predict as t; assert jax.device_count() == 8\n'
+        'print(json.dumps([*(t.results(size) for size in (1, 3, 4, 10)), t.results(4, count=3)]))'
+    )
+    env = {
+        **os.environ,
+        'JAX_PLATFORMS': 'cpu',
+        'XLA_FLAGS': '--xla_force_host_platform_device_count=8',
+        'PYTHONPATH': os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+    }
+    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    as_json = json.loads(json.dumps([expected] * 4 + [results(3, count=3)]))
+    assert json.loads(done.stdout) == as_json
+
+
+def test_each_line_keeps_its_place_and_blank_ones_stay_blank(expected):
+    """B53: lines are sorted by length for the batches, and nobody notices."""
+    made, params = decoder(3)
+    alone = dict(zip(TEXTS, expected['lines'], strict=True))
+    order = [7, 2, 0, 9, 4, 1]
+    given = ['', TEXTS[order[0]], '   ', *(TEXTS[i] for i in order[1:]), '']
+    assert list(made.lines(params, given)) == [alone.get(line, ('', 0)) for line in given]
+    assert list(made.lines(params, [])) == [] and list(made.lines(params, ['', ' '])) == [('', 0), ('', 0)]
+
+
+def test_unknown_symbols_are_counted_and_special_names_are_unknown():
+    made, params = decoder(3)
+    counts = [count for _, count in made.lines(params, ['3 4', '3 x 4', '<pad> 3 </s> y', '\u0151'])]
+    assert counts == [0, 1, 3, 1] and VOCAB.encode(['x'])[0] == UNK
+
+
+def test_a_line_longer_than_every_bucket_is_decoded_all_the_same():
+    made, params = decoder(3)
+    longer = ' '.join('3142' * 5)  # 20 symbols; the longest bucket holds 8
+    (output, unknown), short = made.lines(params, [longer, TEXTS[0]])
+    assert unknown == 0 and short == next(iter(made.lines(params, [TEXTS[0]])))
+    by_padding, params = decoder(1, {'data.buckets': ((27, 27),)})  # an odd size: what is padded does not matter
+    assert output == next(iter(by_padding.lines(params, [longer])))[0]
+
+
+def test_learned_positions_have_an_end_that_is_named():
+    made, params = decoder(3, {'model.position': 'learned', 'model.max_length': 9})
+    with pytest.raises(UserError, match='line 2: 20 symbols; .*config.model.max_length=9'):
+        list(made.lines(params, ['1 2', ' '.join('3142' * 5)]))
+
+
+def test_compiled_once_per_source_length():
+    """B57: buckets that share a source length share a program, and a last batch that is not full needs none."""
+    made, params = decoder(3, {'data.buckets': ((5, 4), (5, 5), (9, 9))})
+    made.split_error_rates(params, split())
+    made.split_error_rates(params, split())
+    list(made.lines(params, TEXTS))
+    assert made.search.compilations == 2

@@ -1,0 +1,93 @@
+"""Numbers of a whole split: every example and every real symbol once, whatever the batch and the devices (B56)."""
+
+import json
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import small
+
+from jaxformer import sharding
+from jaxformer.config import MeshConfig
+from jaxformer.data.corpus import Split
+from jaxformer.data.ragged import Ragged
+from jaxformer.errors import UserError
+from jaxformer.model import transformer
+from jaxformer.train.evaluate import Evaluator
+
+LENGTHS = (3, 0, 7, 1, 8, 2, 5, 4, 6, 4)
+SYMBOLS = 15
+
+
+def split(count=10):
+    """Examples of 0 to 8 symbols, each with its reverse."""
+    sources = [[4 + (7 * i + 3 * j) % 11 for j in range(length)] for i, length in enumerate(LENGTHS[:count])]
+    ragged = lambda rows: Ragged.of(rows, np.int32)  # noqa: E731
+    source, target = (ragged([[*row[::order], 2] for row in sources]) for order in (1, -1))
+    return Split('dev', source=source, target=target, text=source, reference_text=source)
+
+
+def made(batch_size, count=10, buckets=((5, 5), (9, 9))):
+    """(metrics by the evaluator, compilations) over all devices there are."""
+    cfg = small.make({'eval.batch_size': batch_size, 'data.buckets': buckets})
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
+    model = transformer.build(cfg.model, SYMBOLS)
+    params = transformer.init(model, 2)
+    params = jax.device_put(params, sharding.of_state(params, mesh))
+    evaluator = Evaluator(cfg, model, mesh)
+    return evaluator.split_losses(params, split(count)), evaluator.sums.compilations
+
+
+def by_hand(count=10):
+    """The same numbers by NumPy from the logits of one example at a time, in a shape that no bucket has."""
+    cfg = small.make()
+    model = transformer.build(cfg.model, SYMBOLS)
+    params, examples = transformer.init(model, 2), split(count)
+    logits_of = jax.jit(lambda source, target: model.apply({'params': params}, source, target)[0][0])
+    nll, correct = [], []
+    for i in range(count):
+        target = np.asarray(examples.target[i])
+        logits = logits_of(examples.source.pad(np.array([i]), 13), examples.target.pad(np.array([i]), 11))
+        logits = np.asarray(logits, np.float64)[: len(target)]
+        peak = logits.max(axis=-1)
+        nll += list(peak + np.log(np.exp(logits - peak[:, None]).sum(axis=-1)) - logits[np.arange(len(target)), target])
+        correct += list(logits.argmax(axis=-1) == target)
+    loss = float(np.mean(nll))
+    numbers = {'loss': loss, 'perplexity': np.exp(loss), 'accuracy': np.mean(correct)}
+    return {**numbers, 'tokens': len(nll), 'examples': count}
+
+
+@pytest.fixture(scope='module')
+def expected():
+    return by_hand()
+
+
+@pytest.mark.parametrize('batch_size', [1, 3, 4, 10])
+def test_every_example_counts_once(batch_size, expected):
+    metrics, compilations = made(batch_size)
+    assert metrics == pytest.approx(expected, rel=1e-6) and metrics['examples'] == 10
+    assert compilations == 2  # one per bucket, the last batch included
+
+
+def test_on_eight_devices_and_with_fewer_examples_than_devices(expected):
+    code = (
+        'import json, jax, test_evaluate as t; assert jax.device_count() == 8\n'
+        'print(json.dumps([[t.made(size)[0] for size in (1, 3, 4, 10)], t.made(4, count=3)[0]]))'
+    )
+    done = small.run_process('-c', code, devices=8)
+    assert done.returncode == 0, done.stderr[-3000:]
+    whole, few = json.loads(done.stdout)
+    for metrics in whole:
+        assert metrics == pytest.approx(expected, rel=1e-6)
+    assert few == pytest.approx(by_hand(3), rel=1e-6) and few['examples'] == 3
+
+
+def test_what_does_not_fit_is_not_counted_and_nothing_at_all_is_refused():
+    metrics, _ = made(4, buckets=((3, 3), (6, 6)))
+    assert metrics['examples'] == sum(length <= 5 for length in LENGTHS)
+    assert metrics['tokens'] == sum(length + 1 for length in LENGTHS if length <= 5)
+    with pytest.raises(UserError, match=r'config.data.buckets=\(\(1, 1\),\): no example of dev fits'):
+        cfg = SimpleNamespace(eval=SimpleNamespace(batch_size=2), data=SimpleNamespace(buckets=((1, 1),)))
+        examples = split(1)  # three symbols
+        Evaluator(cfg, None, sharding.make_mesh(MeshConfig(-1, 1, 1, 1))).split_losses(None, examples)
