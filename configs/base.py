@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
     model.encoder_layers = model.get_ref('num_layers') + 0
     model.decoder_layers = model.get_ref('num_layers') + 0
     model.mixer = 'attention'  # what mixes positions in a block
-    model.residual = 'post'  # post LN(x+F(x)) | pre x+F(LN(x)), final norm | branch x+LN(F(x)) | none F(LN(x))
+    model.residual = 'post'  # post LN(x+F(x)) | pre x+F(LN(x)), final norm | branch x+LN(F(x)) | none LN(F(x))
     model.norm = 'layernorm'  # layernorm | rmsnorm | none
     model.norm_epsilon = 1e-6  # added to the variance
     model.position = 'sinusoidal'  # sinusoidal | learned | none
@@ -87,7 +87,8 @@ def get_config() -> ConfigDict:
     config.data = data = ConfigDict()
     data.name = 'cmudict'  # cmudict (letters to phonemes) | copy | reverse | sort (synthetic)
     data.dir = '~/.cache/jaxformer/data'  # prepared once, shared by all runs
-    data.buckets = ((7, 6), (8, 7), (9, 8), (10, 9), (12, 11), (16, 14), (40, 40))  # (S, T) shapes; a pair takes the first it fits
+    # (S, T) shapes; a pair takes the first that it fits
+    data.buckets = ((7, 6), (8, 7), (9, 8), (10, 9), (12, 11), (16, 14), (40, 40))
     data.shuffle = True  # anew each epoch
     data.num_examples = 4000  # this and the next three: synthetic tasks only
     data.min_length = 1

@@ -1,0 +1,146 @@
+"""Every parameter has its letters, every letter its axes, and a mesh changes no number."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import config, optim, sharding
+from jaxformer.config import MeshConfig
+from jaxformer.errors import UserError
+from jaxformer.model import transformer
+
+ROOT = Path(__file__).parents[1]
+ONE = MeshConfig(data=-1, fsdp=1, model=1, seq=1)
+
+
+SIZES = {'d_model': 16, 'num_heads': 3, 'num_kv_heads': 1, 'd_k': 5, 'd_v': 7, 'd_ff': 11, 'max_length': 64}
+SIZES |= {'num_layers': 2, 'decoder_layers': 4, 'vocab_size': 0}
+
+
+def model_config(**changes):
+    edited = config.load(ROOT / 'configs' / 'base.py')
+    config.override(edited, {f'model.{name.replace("__", ".")}': v for name, v in (SIZES | changes).items()})
+    return config.resolve(edited).model
+
+
+def designs():
+    """Model configs in which every kind of parameter occurs."""
+    for order, norm, feed_forward in itertools.product(('pre', 'post'), ('layernorm', 'rmsnorm'), ('relu', 'swiglu')):
+        yield model_config(residual=order, norm=norm, feed_forward=feed_forward, position='learned')
+    yield model_config(embedding__tables='separate', embedding__softmax='untied', feed_forward='none')
+
+
+LETTERS = {'D': 16, 'H': 3, 'G': 1, 'K': 5, 'E': 7, 'F': 11, 'V': 13, 'T': 64}
+
+
+def test_letters_are_the_sizes_of_every_parameter_and_no_row_of_the_table_is_idle():
+    used = set()
+    for cfg in designs():
+        leaves = jax.tree_util.tree_flatten_with_path(transformer.abstract_params(cfg, 13))[0]
+        for path, leaf in leaves:
+            name = sharding.path_name(path)
+            sizes = LETTERS | {'N': 2 if name.startswith('encoder') else 4}
+            assert tuple(sizes[letter] for letter in sharding.letters(name)) == leaf.shape, name
+            matching = [pattern for pattern, _ in sharding.PARAMETERS if re.search(pattern, name)]
+            assert len(matching) == 1, name
+            used.update(matching)
+    assert used == {pattern for pattern, _ in sharding.PARAMETERS}
+
+
+def test_an_unknown_parameter_is_an_error():
+    with pytest.raises(KeyError, match='decoder/layers/self_attention/gain.*sharding.PARAMETERS'):
+        sharding.letters('decoder/layers/self_attention/gain')
+
+
+def test_one_device_is_the_mesh_of_ones():
+    assert dict(sharding.make_mesh(ONE, jax.devices()[:1]).shape) == {'data': 1, 'fsdp': 1, 'model': 1, 'seq': 1}
+
+
+@pytest.mark.parametrize('sizes', [(2, 1, 1, 1), (-1, 2, 1, 1), (1, 1, -1, 3)])
+def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes):
+    with pytest.raises(UserError, match=r'config.mesh \(data=-?\d, fsdp=\d, model=-?\d, seq=\d\).*devices, 1'):
+        sharding.make_mesh(MeshConfig(*sizes), jax.devices()[:1])
+
+
+def test_batch_rows_are_rounded_up_to_what_the_mesh_divides():
+    mesh = jax.sharding.AbstractMesh((2, 3, 1, 1), sharding.AXES)
+    assert [sharding.whole_rows(n, mesh) for n in (1, 6, 7, 12)] == [6, 6, 12, 12]
+
+
+def test_the_axes_of_a_letter_are_divided_and_of_size_one_are_left_out():
+    mesh = jax.sharding.AbstractMesh((2, 2, 2, 1), sharding.AXES)
+    P = jax.sharding.PartitionSpec
+    assert sharding.spec('BT', mesh, (8, 5), 'batch') == P(('data', 'fsdp'), None)
+    assert sharding.spec('NDHK', mesh, (3, 4, 2, 5), 'query') == P(None, ('fsdp',), ('model',), None)
+    only_data = jax.sharding.AbstractMesh((8, 1, 1, 1), sharding.AXES)
+    assert sharding.spec('NDHK', only_data, (3, 4, 2, 5), 'query') == P(None, None, None, None)
+
+
+def test_what_cannot_be_divided_is_refused_with_its_name_letter_and_size():
+    mesh = jax.sharding.AbstractMesh((1, 1, 2, 1), sharding.AXES)
+    with pytest.raises(UserError, match=r'decoder/q \[NDHK\]: H=3 is not divisible by mesh model=2'):
+        sharding.spec('NDHK', mesh, (3, 4, 3, 5), 'decoder/q')
+
+
+def test_two_dimensions_that_want_one_axis_are_refused():
+    mesh = jax.sharding.AbstractMesh((1, 1, 2, 1), sharding.AXES)
+    with pytest.raises(UserError, match=r"x \[HF\].*'?model'?"):
+        sharding.spec('HF', mesh, (2, 2), 'x')
+
+
+@pytest.mark.parametrize('name', sorted(optim.DIRECTIONS))
+def test_moments_lie_as_their_parameters(name):
+    edited = config.load(ROOT / 'configs' / 'base.py')
+    config.override(edited, {'optim.name': name, 'optim.weight_decay': 0.1, 'optim.clip_norm': 1.0})
+    mesh = jax.sharding.AbstractMesh((1, 2, 1, 1), sharding.AXES)
+    params = transformer.abstract_params(model_config(), 13)
+    state = {'params': params, 'opt_state': jax.eval_shape(optim.build(config.resolve(edited)).init, params)}
+    placed = sharding.of_state(state, mesh)
+    flat = {sharding.path_name(path): leaf.spec for path, leaf in jax.tree_util.tree_flatten_with_path(placed)[0]}
+    assert flat['opt_state/3/count'] == jax.sharding.PartitionSpec()
+    moments = [name for name in flat if '/embedding' in name and name.startswith('opt_state')]
+    assert moments
+    for name in moments:
+        assert flat[name] == flat['params/embedding'] == jax.sharding.PartitionSpec(None, ('fsdp',))
+
+
+def test_eight_devices_start_and_compute_as_one_does():
+    """Fresh parameters bit for bit, logits with dropout but for rounding; whole steps are compared in tests/train."""
+    environment = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
+    result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split('\n')[-2] == 'equal'
+
+
+def compare_meshes():
+    """Run in a process with eight virtual devices."""
+    cfg = model_config(num_heads=2, num_kv_heads=2, d_ff=12, num_layers=1, decoder_layers=1, dropout__attention=0.2)
+    model = transformer.build(cfg, 14)
+    rng = np.random.default_rng(0)
+    batch = {name: rng.integers(4, 14, (8, length)).astype(np.int32) for name, length in (('source', 6), ('target', 4))}
+    results = []
+    for axes in ((1, 1, 1, 1), (2, 2, 2, 1)):
+        mesh = sharding.make_mesh(MeshConfig(*axes), jax.devices()[: int(np.prod(axes))])
+        layout = sharding.of_state(transformer.abstract_params(cfg, 14), mesh)
+        params = jax.jit(lambda seed: transformer.init(model, seed), out_shardings=layout)(3)
+        assert params['embedding'].addressable_shards[0].data.shape == (14 // axes[2], 16 // axes[1])
+        placed = sharding.put_batch(batch, mesh)
+        assert placed['source'].addressable_shards[0].data.shape == (8 // axes[0] // axes[1], 6)
+        forward = jax.jit(lambda p, b, key_2: model.apply({'params': p}, b['source'], b['target'], key_2)[0])
+        results.append(jax.device_get((params, forward(params, placed, jnp.array([1, 2], jnp.uint32)))))
+    (params, logits), (other_params, other_logits) = results
+    jax.tree.map(np.testing.assert_array_equal, params, other_params)
+    np.testing.assert_allclose(logits, other_logits, atol=1e-4)
+    print('equal')
+
+
+if __name__ == '__main__':
+    compare_meshes()
