@@ -86,6 +86,11 @@ def last_step(workdir: Path) -> int:
     return max((line['step'] for line in logged(workdir)), default=0)
 
 
+def saved(workdir: Path) -> set[str]:
+    """Names in the directory of the checkpoints, half saved ones included."""
+    return {path.name for path in (workdir / 'checkpoints').glob('*')}
+
+
 def moments(kills: int, steps: int, rng: random.Random) -> list[tuple[str, int, float]]:
     """(kind, step it waits for, share of a start or of a step after that) of each kill, in the order of the steps.
 
@@ -108,15 +113,15 @@ def kill_at(workdir: Path, steps: int, moment: tuple[str, int, float], start_sec
     if kind == 'start':
         time.sleep(share * start_seconds)
     else:
-        known = {p.name for p in (workdir / 'checkpoints').glob('*')} if (workdir / 'checkpoints').exists() else set()
         process.wait_for(lambda: last_step(workdir) >= step and time.monotonic() - process.begun > start_seconds / 4)
         if kind == 'save':
-            process.wait_for(lambda: {p.name for p in (workdir / 'checkpoints').glob('*')} - known)
-        time.sleep(share * 0.05)
+            before = saved(workdir)
+            process.wait_for(lambda: saved(workdir) - before)
+        time.sleep(share * (0.02 if kind == 'save' else 0.05))
     if not process.kill():
         return None
-    saving = sorted(p.name for p in (workdir / 'checkpoints').glob('*') if not p.name.isdecimal())
-    return f'{kind:<5}  last step {last_step(workdir):>4}  half saved: {", ".join(saving) or "-"}'
+    partial = sorted(name for name in saved(workdir) if not name.isdecimal())
+    return f'{kind:<5}  last step {last_step(workdir):>4}  half saved: {", ".join(partial) or "-"}'
 
 
 def leaves(workdir: Path) -> dict[str, str]:
