@@ -20,10 +20,10 @@ def get_config() -> ConfigDict:
     config.model.dropout.embedding = 0.0
     config.optim.learning_rate = 4e-3
     config.optim.warmup_steps = 60
-    config.train.num_steps = 400
+    config.train.num_steps = 250
     config.train.batch_size = 128
     config.train.log_every = 20
-    config.train.checkpoint_every = 400
+    config.train.checkpoint_every = 250
     config.eval.every = 100
     config.eval.decode_every = 0
     config.data.buckets = ((9, 8), (12, 11), (40, 40))
