@@ -122,7 +122,8 @@ def test_a_full_disk_fails_in_one_line_and_the_run_goes_on_once_there_is_space(
     cfg = quick({'train.checkpoint_every': 1, 'train.keep_checkpoints': 100})
     with disk(tmp_path / 'disk', '1m') as path:
         status, said = run_main(cfg, path / 'run', monkeypatch, capsys)
-        assert status == 1 and len(said) == 1 and 'No space left on device' in said[0]
+        # Orbax's threads may report what the first failure led to in the place of "No space left on device".
+        assert status == 1 and len(said) == 1 and 'could not be written' in said[0] and 'free space' in said[0]
         saved = small.checkpoints(path / 'run')
         assert 1 < len(saved) < 20 and saved == list(range(1, len(saved) + 1))
         assert small.status(path / 'run')['status'] in ('failed', 'running')  # it may not fit any more

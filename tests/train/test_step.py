@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import small
 
-from jaxformer import optim
+from jaxformer import optim, sharding
 from jaxformer.model import transformer
 from jaxformer.train import loop
 from jaxformer.train import state as states
@@ -33,7 +33,8 @@ def setup(more=None):
             label_smoothing=cfg.optim.label_smoothing,
         )
 
-    return jax.jit(step), states.create(model, optimizer, 1)
+    mesh = sharding.make_mesh(cfg.mesh)
+    return jax.jit(step), states.initialise(model, optimizer, 1, states.abstract(model, optimizer, mesh))
 
 
 NO_DROPOUT = {'model.dropout.residual': 0.0, 'model.dropout.embedding': 0.0}
