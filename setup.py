@@ -3,7 +3,7 @@ from setuptools import find_packages, setup
 setup(
     name='jaxformer',
     version='0.1.0',
-    description='A laboratory for the Transformer in JAX: every design choice a config field, every ablation a few lines',
+    description='A laboratory for the Transformer in JAX: every design choice a config field',
     license='Apache-2.0',
     python_requires='>=3.11',
     packages=find_packages(include=['jaxformer', 'jaxformer.*', 'configs', 'experiments']),

@@ -216,17 +216,30 @@ class Trainer:
 
     def step(self, batch: Mapping[str, Tensor]) -> tuple[float, float]:
         """One update on int64 tensors `source` and `target`; (loss per target token, gradient norm before clipping)."""
-        optim = self.cfg.optim
+        loss = self.backward(batch)
+        grad_norm = self.update()
+        return loss.item(), grad_norm.item()
+
+    def backward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Puts the gradients of a batch in place and returns the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         logits_BTV = self.model(batch['source'], batch['target'])
-        loss = F.cross_entropy(
-            logits_BTV.flatten(0, 1), batch['target'].flatten(), ignore_index=PAD, label_smoothing=optim.label_smoothing
-        )
+        labels, smoothing = batch['target'].flatten(), self.cfg.optim.label_smoothing
+        loss = F.cross_entropy(logits_BTV.flatten(0, 1), labels, ignore_index=PAD, label_smoothing=smoothing)
         loss.backward()
-        limit = optim.clip_norm or float('inf')
+        return loss
+
+    def exact_norm(self) -> float:
+        """The norm of the gradients, summed in float64: in float32, millions of squares lose digits."""
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
+
+    def update(self) -> Tensor:
+        """Clips the gradients and applies them; their norm before clipping."""
+        limit = self.cfg.optim.clip_norm or float('inf')
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True)
         for group in self.optimizer.param_groups:
             group['lr'] = self.learning_rate(self.count)
         self.optimizer.step()
         self.count += 1
-        return loss.item(), grad_norm.item()
+        return grad_norm

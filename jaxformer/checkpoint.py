@@ -262,7 +262,10 @@ def _context(*, partial: bool = False) -> Iterator[None]:
 
 
 def _write(path: epath.Path, checkpointables: dict[str, Any]) -> None:
-    """Saves by orbax, which wants absolute paths. Every failure is an OSError, and orbax's log of it (pages of traceback) is not printed."""
+    """Saves by orbax, which wants absolute paths.
+
+    Every failure is an OSError, and orbax's log of it (pages of traceback) is not printed.
+    """
     logger = logging.get_absl_logger()
     logger.addFilter(_not_an_error_of_orbax)
     try:

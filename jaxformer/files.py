@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,7 +61,7 @@ def lock(path: epath.PathLike, *, wait: bool = False) -> Iterator[None]:
     if '://' in os.fspath(path):
         yield
         return
-    with open(os.fspath(path), 'a+') as file:
+    with pathlib.Path(path).open('a+') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

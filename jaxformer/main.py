@@ -71,9 +71,7 @@ def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     from jaxformer.decode.lines import decode_lines
     from jaxformer.files import write_atomic
 
-    lines = text.split_lines(sys.stdin.buffer.read().decode()) if values.input == '-' else text.read_lines(
-        _needed(values, 'input')
-    )
+    lines = text.read_lines(_needed(values, 'input'))
     outputs = ''.join(f'{line}\n' for line in decode_lines(_needed(values, 'workdir'), values.step, lines))
     if values.output:
         write_atomic(values.output, outputs)

@@ -1,5 +1,7 @@
 """Lines of text files, by the newline alone."""
 
+import sys
+
 from etils import epath
 
 from jaxformer.errors import UserError
@@ -18,9 +20,14 @@ def split_lines(text: str) -> list[str]:
 
 
 def read_lines(path: epath.PathLike) -> list[str]:
-    """The lines of a UTF-8 file (see `split_lines`). Raises UserError naming a file that is absent or not UTF-8."""
+    """The lines of a UTF-8 file, or of standard input for '-' (see `split_lines`).
+
+    Raises:
+      UserError: the file is absent or not UTF-8; names it.
+    """
     try:
-        return split_lines(epath.Path(path).read_bytes().decode('utf-8-sig'))
+        content = sys.stdin.buffer.read() if path == '-' else epath.Path(path).read_bytes()
+        return split_lines(content.decode('utf-8-sig'))
     except UnicodeDecodeError as error:
         raise UserError(f'{path}: not UTF-8 ({error}); convert the file to UTF-8') from None
     except OSError as error:
