@@ -102,6 +102,8 @@ def get_config() -> ConfigDict:
     config.mesh.seq = 1  # positions
 
     config.runtime = ConfigDict()
-    config.runtime.compilation_cache = '~/.cache/jaxformer/xla'  # compiled programs kept between runs; '' = off
+    config.runtime.compilation_cache = (
+        '~/.cache/jaxformer/xla'  # compiled programs kept between runs; '' = as JAX is set
+    )
     config.runtime.deterministic = False  # ask XLA for deterministic reductions on GPU (a CPU run always is)
     return config

@@ -35,7 +35,7 @@ def read_json(path: epath.PathLike) -> Any:
     try:
         return json.loads(epath.Path(path).read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f'{path}: not a JSON file ({error}); restore it or remove the directory it stands in') from None
+        raise UserError(f'{path}: not a JSON file ({error}); put back a copy of it') from None
 
 
 def sha256(path: epath.PathLike) -> str:

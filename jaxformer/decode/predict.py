@@ -80,11 +80,13 @@ class Decoder:
             if tokens:
                 needed = len(tokens) + 1
                 shape = next((size for size in sizes if needed <= size), 1 << (needed - 1).bit_length())
-                if self._cfg.model.position == 'learned' and shape > self._cfg.model.max_length:
-                    raise UserError(
-                        f'line {index + 1}: {len(tokens)} symbols; learned positions end at '
-                        f'config.model.max_length={self._cfg.model.max_length}; shorten the line'
-                    )
+                if self._cfg.model.position == 'learned':
+                    if needed > (longest := self._cfg.model.max_length):
+                        raise UserError(
+                            f'line {index + 1}: {len(tokens)} symbols; learned positions end at '
+                            f'config.model.max_length={longest}; shorten the line'
+                        )
+                    shape = min(shape, longest)
                 by_shape.setdefault(shape, []).append(index)
         for shape, indices in sorted(by_shape.items()):
             for start in range(0, len(indices), self._rows):

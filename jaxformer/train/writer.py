@@ -157,12 +157,15 @@ def write_status(
 
 
 def read_status(workdir: epath.PathLike) -> dict[str, Any] | None:
-    """The content of `workdir/status.json`, None where there is none."""
+    """The content of `workdir/status.json`, None where there is none. Raises UserError where it is damaged."""
     path = epath.Path(workdir) / STATUS
     if not path.exists():
         return None
-    status = files.read_json(path)
-    return {**status, 'metrics': _decoded(status['metrics'])}
+    try:
+        status = files.read_json(path)
+        return {**status, 'metrics': _decoded(status['metrics']), 'started': status['started']}
+    except (UserError, KeyError, TypeError, AttributeError):
+        raise UserError(f'{path}: damaged; remove the file, the run goes on from its checkpoints') from None
 
 
 def write_environment(workdir: epath.PathLike, mesh: Mapping[str, int], deterministic: Any) -> None:

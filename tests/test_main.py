@@ -1,0 +1,175 @@
+"""The console command: what it prints, where, and with which exit status; a mistake is one line and touches nothing."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer import main as command
+from jaxformer.main import COMMANDS, main
+
+ROOT = pathlib.Path(__file__).parents[1]
+TINY = f'--config={ROOT}/configs/tiny.py'
+SHORT = ('--config.train.num_steps=6', '--config.train.checkpoint_every=3', '--config.eval.every=0')
+SMALL = (*SHORT, '--config.data.buckets=((9,9),)', '--config.data.num_examples=60')
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    """The directory of a finished run of six updates. Not to be changed: copy it first."""
+    workdir = tmp_path_factory.mktemp('runs') / 'run'
+    assert main(['train', TINY, f'--workdir={workdir}', *SMALL]) == 0
+    return workdir
+
+
+def one_line(capsys):
+    captured = capsys.readouterr()
+    assert captured.out == ''
+    assert captured.err.startswith('jaxformer: ')
+    assert captured.err.count('\n') == 1 and captured.err.endswith('\n')
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'said'),
+    [
+        ((TINY, '--config.model.num_head=4'), ('config.model.num_head', 'config.model.num_heads')),
+        ((f'--config={ROOT}/configs/base.py', '--config.model.d_model=257'), ('257', 'multiple of model.num_heads=8')),
+        ((TINY, '--config.data.name=nope'), ("config.data.name='nope'", 'cmudict', 'reverse')),
+        ((TINY, '--config.train.num_steps=3.5'), ('config.train.num_steps', '3.5', 'integer')),
+        ((TINY, '--config.train.num_steps'), ('--config.train.num_steps', 'no value')),
+        ((TINY, '--foo=3'), ('foo', 'train --help')),
+        ((TINY, 'stray'), ('stray',)),
+        ((f'--config={ROOT}/configs/nope.py',), ('configs/nope.py', 'no such file')),
+        ((), ('--config',)),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it_and_status_2(arguments, said, tmp_path, capsys):
+    workdir = tmp_path / 'run'
+    assert main(['train', f'--workdir={workdir}', *arguments]) == 2
+    line = one_line(capsys)
+    assert all(part in line for part in said)
+    assert not workdir.exists()
+
+
+def test_a_workdir_that_cannot_be_written_is_named(tmp_path, capsys):
+    (tmp_path / 'file').write_text('kept')
+    assert main(['train', TINY, f'--workdir={tmp_path}/file/run']) == 2
+    assert f'{tmp_path}/file/run' in one_line(capsys)
+    assert (tmp_path / 'file').read_text() == 'kept'
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_every_command_explains_itself_and_its_flags(name, capsys):
+    assert main([name, '--help']) == 0
+    shown = capsys.readouterr().out
+    assert command.COMMANDS[name][0].__doc__ in shown
+    assert all(f'--{flag}' in shown for flag in COMMANDS[name][1])
+
+
+def test_no_command_and_an_unknown_one_are_mistakes(capsys):
+    assert main([]) == 2
+    assert 'usage' in capsys.readouterr().out
+    assert main(['trane']) == 2
+    assert 'trane' in one_line(capsys)
+
+
+def test_params_counts_the_published_sizes(capsys):
+    base = f'--config={ROOT}/configs/base.py'
+    assert main(['params', base, '--config.model.vocab_size=41100', '--json']) == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert round(counted['total'] / 1e6) == 65
+    assert sum(counted['groups'].values()) == counted['total']
+    assert main(['params', f'--config={ROOT}/configs/big.py', '--config.model.vocab_size', '36000', '--json']) == 0
+    assert round(json.loads(capsys.readouterr().out)['total'] / 1e6) == 213
+
+
+def test_eval_prints_whole_splits(run, capsys):
+    assert main(['eval', f'--workdir={run}', '--split=test', '--json']) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores['step'] == 6 and scores['test/examples'] == 6
+    assert main(['eval', f'--workdir={run}', '--step=4']) == 2
+    assert 'the steps there are: 3, 6' in one_line(capsys)
+    assert main(['eval', f'--workdir={run}', '--split=nope']) == 2
+    assert 'nope' in one_line(capsys)
+
+
+def test_decode_gives_a_line_for_every_line_in_order(run, tmp_path, capsys):
+    source, output = tmp_path / 'in.txt', tmp_path / 'out.txt'
+    source.write_bytes(b'1 2 3 4 5 6\n\n   \n7\r\n1 \xe2\x80\xa8 2\n\n')
+    assert main(['decode', f'--workdir={run}', f'--input={source}', f'--output={output}']) == 0
+    lines = output.read_bytes().split(b'\n')
+    assert len(lines) == 7 and lines[-1] == b''
+    assert lines[1] == lines[2] == lines[5] == b''
+    assert main(['decode', f'--workdir={run}', f'--input={source}']) == 0
+    assert capsys.readouterr().out.encode() == output.read_bytes()
+    assert main(['decode', f'--workdir={run}', f'--input={tmp_path}/nope.txt']) == 2
+    assert 'nope.txt' in one_line(capsys)
+
+
+def test_inspect_lists_what_params_counts(run, capsys):
+    assert main(['inspect', f'--workdir={run}', '--json']) == 0
+    inspected = json.loads(capsys.readouterr().out)
+    assert main(['params', TINY, *SMALL, '--json']) == 0
+    assert json.loads(capsys.readouterr().out) == inspected
+    assert main(['inspect', f'--workdir={run}', 'nope']) == 2
+    assert 'nope' in one_line(capsys)
+
+
+def test_compare_wants_two_runs(run, capsys):
+    assert main(['compare', str(run)]) == 2
+    assert 'two or more' in one_line(capsys)
+    assert main(['compare', str(run), str(run)]) == 0
+
+
+def test_a_grid_is_planned_run_and_reported(tmp_path, capsys):
+    grid = tmp_path / 'grid.py'
+    grid.write_text(
+        '"""Which feed-forward?"""\n'
+        'from configs import tiny\n'
+        'from jaxformer.ablate.grid import product\n'
+        'get_config = tiny.get_config\n'
+        "def grid():\n    return product({'model.feed_forward': ('relu', 'gelu')})\n"
+    )
+    flags = [f'--grid={grid}', f'--workdir={tmp_path}/runs', *SMALL]
+    assert main(['plan', *flags, '--json']) == 0
+    assert len(json.loads(capsys.readouterr().out)['cells']) == 2
+    assert main(['ablate', *flags]) == 0
+    assert '[2/2]' in capsys.readouterr().out
+    assert main(['ablate', *flags]) == 0
+    assert capsys.readouterr().out.count('done before') == 2
+    assert main(['report', f'--workdir={tmp_path}/runs']) == 0
+    assert 'gelu' in capsys.readouterr().out
+    assert (tmp_path / 'runs' / 'report.html').exists()
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_word():
+    shown = subprocess.run(
+        f'{sys.executable} -m jaxformer.main params --config=configs/big.py | head -n 0',
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stderr == ''
+
+
+def test_importing_starts_no_device_and_adds_less_than_a_second():
+    code = """
+import time, jax, flax.linen
+from jax._src import xla_bridge
+start = time.perf_counter()
+import jaxformer, jaxformer.main, jaxformer.config, jaxformer.model.transformer
+spent = time.perf_counter() - start
+assert not xla_bridge.backends_are_initialized()
+print(spent)
+"""
+    # The least of three: a busy machine only ever adds to the time.
+    spent = [
+        float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(spent) < 1
