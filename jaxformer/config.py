@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import runpy
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -180,18 +181,29 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """What a categorical field may be. The code that reads a field has a table with the same keys."""
 
 
+ROOT = Path(__file__).parents[1]
+"""Where the named configs and experiments lie, beside the package."""
+
+
 def run_file(path: str | Path, *, needs: tuple[str, ...]) -> dict[str, Any]:
-    """Runs a Python file (a config or a grid) and returns its names.
+    """Runs a Python file (a config or a grid), which may import its neighbours, and returns its names.
 
     Raises:
       UserError: there is no such file, it fails, or a name in `needs` is missing.
     """
-    if not Path(path).is_file():
-        raise UserError(f'{path}: no such file; configs are in configs/, grids in experiments/')
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(
+            f'{path}: no such file; configs and grids to start from are in {ROOT}/configs and {ROOT}/experiments'
+        )
+    beside = str(path.parent.resolve())
+    sys.path.append(beside)  # a file may import the one next to it
     try:
         names = runpy.run_path(str(path))
     except Exception as error:  # whatever a person's file may raise
         raise _failed(path, error) from error
+    finally:
+        sys.path.remove(beside)
     for name in needs:
         if not callable(names.get(name)):
             raise UserError(f'{path}: defines no function {name}(); see configs/base.py or experiments/heads.py')

@@ -1,12 +1,14 @@
 """The console command `jaxformer`: parses flags, calls the package, prints. No logic beyond that.
 
-Exit status: 0 done, 1 the run failed, 2 a mistake of the user's, 143 a signal ended a run that is saved and goes on.
+Exit status: 0 done, 1 the run failed, 2 a mistake of the user's, 143 a signal ended a run (or a grid) that is saved and
+goes on with the same command, 130 any other command was interrupted.
 """
 
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from logging import basicConfig
 from typing import Any
 
 from absl import flags, logging
@@ -19,8 +21,8 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   params   --config=FILE [--config.a.b=value …]                 count parameters without allocating any
   eval     --workdir=RUN [--step=N] [--split=test]              loss, perplexity and error rates of a checkpoint
   decode   --workdir=RUN --input=FILE|- [--output=FILE]         one output line per input line
-  plan     --grid=FILE --workdir=GRID [--seeds=N]               what a grid would run, and what is there
-  ablate   --grid=FILE --workdir=GRID [--seeds=N]               run what is missing of a grid
+  plan     --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     what a grid would run, and what is there
+  ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
   report   --workdir=GRID                                       table, curves and page of a grid
   inspect  --workdir=RUN [--step=N] [params | attention]        look into a checkpoint
   compare  RUN RUN …                                            differences of configs and metrics
@@ -72,6 +74,8 @@ def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     from jaxformer.files import write_atomic
 
     lines = text.read_lines(_needed(values, 'input'))
+    if values.output:
+        _refuse_unwritable(values.output)
     outputs = ''.join(f'{line}\n' for line in decode_lines(_needed(values, 'workdir'), values.step, lines))
     if values.output:
         write_atomic(values.output, outputs)
@@ -136,8 +140,8 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
         from jaxformer.inspection import attention
 
         maps = attention.maps(workdir, _needed(values, 'input'), values.step)
-        for path in attention.draw(maps, values.output or os.path.join(workdir, 'attention')):
-            print(path)
+        paths = [str(path) for path in attention.draw(maps, values.output or os.path.join(workdir, 'attention'))]
+        print(json.dumps(paths) if values.json else '\n'.join(paths))
     else:
         raise UserError(f'inspect {view}: no such view; choose params or attention')
     return 0
@@ -188,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     name, *arguments = arguments
     logging.set_verbosity(logging.WARNING)
+    basicConfig(format='%(levelname)s: %(message)s')
     try:
         if name not in COMMANDS:
             raise UserError(f'{name}: no such command; jaxformer --help lists them')
@@ -197,8 +202,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             define, default, text = FLAGS[flag]
             define(flag, default, text, flag_values=values)
         if '--help' in arguments or '-h' in arguments:
-            print(f'jaxformer {name}: {function.__doc__}\n')
-            print('\n'.join(f'  --{flag:<13} {FLAGS[flag][2]}' for flag in allowed))
+            print('usage: jaxformer', next(line.strip() for line in USAGE.splitlines() if line.startswith(f'  {name} ')))
+            print(f'\n{function.__doc__}\n')
+            for flag in allowed:
+                default = '' if FLAGS[flag][1] in (None, False) else f' (default: {FLAGS[flag][1]})'
+                print(f'  --{flag:<13} {FLAGS[flag][2]}{default}')
             return 0
         changes, arguments = _split_changes(arguments)
         if changes and not {'config', 'grid'} & set(allowed):
@@ -212,6 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(error, 2)
     except RunError as error:
         return _say(error, getattr(error, 'exit_status', 1))
+    except KeyboardInterrupt:
+        return _say(KeyboardInterrupt('interrupted; what was saved before is whole'), 130)
     except BrokenPipeError:
         # The reader of a pipe has gone (`| head`): nothing is left to say, and Python must not try again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -248,6 +258,13 @@ def _needed(values: flags.FlagValues, name: str) -> Any:
     return value
 
 
+def _refuse_unwritable(path: str) -> None:
+    """Before the work is done, not after it."""
+    directory = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.path.isdir(directory) or not os.access(directory, os.W_OK):
+        raise UserError(f'--output={path}: not a file in a directory that can be written; choose another one')
+
+
 def _none_left(positional: Sequence[str]) -> None:
     if positional:
         raise UserError(f'{positional[0]}: not expected here; flags are written --name=value')
@@ -261,7 +278,7 @@ def _print_metrics(metrics: dict[str, float], as_json: bool) -> None:
         print(f'{name:<18} {value:.6g}')
 
 
-def _say(error: Exception, status: int) -> int:
+def _say(error: BaseException, status: int) -> int:
     print(f'jaxformer: {" ".join(str(error).split())}', file=sys.stderr)
     return status
 

@@ -23,6 +23,7 @@ from jaxformer import files
 from jaxformer.ablate import ledger, metrics, plan
 from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
+from jaxformer.train.signals import Preempted
 
 Train = Callable[[Config, epath.Path], Mapping[str, Any]]
 """`train(cfg, workdir)`: starts or resumes a run to its end; returns its final metrics."""
@@ -40,8 +41,8 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """1 when a run failed or the grid was stopped, else 0."""
-        return int(self.failed > 0 or self.stopped)
+        """143 when a signal stopped the grid (the same command goes on), 1 when a run failed, else 0."""
+        return Preempted.exit_status if self.stopped else int(self.failed > 0)
 
 
 def run(

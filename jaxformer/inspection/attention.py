@@ -117,7 +117,7 @@ def _decode(params: Any, source_BS: jax.Array, model: nn.Module, length: int, nu
 
 
 def draw(maps: Maps, directory: epath.PathLike, fmt: str = 'png') -> list[epath.Path]:
-    """Draws a figure per kind and layer, all heads side by side, as `directory/<text>-<kind>-layer<n>.<fmt>`.
+    """Draws a figure per kind and layer, all heads side by side, as `directory/<text>-step<n>-<kind>-layer<n>.<fmt>`.
 
     Layers and heads count from 1 in names and titles. Colours run from 0 to 1 in every figure, so that figures compare.
 
@@ -131,6 +131,7 @@ def draw(maps: Maps, directory: epath.PathLike, fmt: str = 'png') -> list[epath.
         raise UserError(f'format {fmt!r}: choose one of {", ".join(FORMATS)}')
     directory = epath.Path(directory)
     name = re.sub(r'\W+', '-', maps.text.strip())[:40].strip('-') or 'text'
+    name = f'{name}-step{maps.step}'
     paths = []
     try:
         directory.mkdir(parents=True, exist_ok=True)

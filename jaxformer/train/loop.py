@@ -63,7 +63,7 @@ def train(cfg: Config, workdir: epath.PathLike) -> dict[str, float]:
         except UserError:
             raise
         except BaseException as error:
-            ended = 'preempted' if isinstance(error, Preempted) else 'failed'
+            ended = 'preempted' if isinstance(error, (Preempted, KeyboardInterrupt)) else 'failed'
             reason = str(error) if isinstance(error, RunError) else f'{type(error).__name__}: {error}'
             with contextlib.suppress(RunError):  # a full disk must not hide what happened
                 write_status(workdir, ended, run.step if run else 0, cfg.train.num_steps, reason)

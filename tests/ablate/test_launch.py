@@ -119,7 +119,7 @@ def test_preemption_stops_the_grid_and_the_rerun_resumes(tmp_path, how):
     grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16, 24)})")
     train = standin.Standin(preempt={16}) if how == 'preempted' else standin.Standin(fail={16: KeyboardInterrupt()})
     outcome, lines = run_quietly(grid, tmp_path / 'grid', 1, train)
-    assert (outcome.finished, outcome.failed, outcome.stopped, outcome.exit_code) == (1, 0, True, 1)
+    assert (outcome.finished, outcome.failed, outcome.stopped, outcome.exit_code) == (1, 0, True, 143)
     assert how in lines[1]
     assert len(train.started) == 2
     assert ledger.read_run(plan.runs(grid, tmp_path / 'grid', 1)[1].path).state == 'preempted'

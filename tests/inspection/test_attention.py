@@ -218,7 +218,7 @@ def test_mistakes_name_the_value(run, make_cfg, caplog):
 def test_draw_writes_a_figure_per_kind_and_layer(run, tmp_path):
     maps = attention.of_run(run, TEXT, TARGET)
     paths = attention.draw(maps, tmp_path / 'new' / 'directory')
-    names = [f'7-3-9-9-0-4-{kind}-layer{n}.png' for kind in attention.KINDS for n in (1, 2)]
+    names = [f'7-3-9-9-0-4-step{maps.step}-{kind}-layer{n}.png' for kind in attention.KINDS for n in (1, 2)]
     assert [path.name for path in paths] == names
     assert all(path.read_bytes().startswith(b'\x89PNG') for path in paths)
     with pytest.raises(UserError, match="format 'bmp': choose one of png, svg, pdf"):
