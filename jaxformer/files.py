@@ -6,14 +6,15 @@ import hashlib
 import json
 import os
 import pathlib
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from etils import epath
 
 from jaxformer.errors import UserError
 
-CONFIG, VOCAB, CHECKPOINTS = 'config.json', 'vocab.json', 'checkpoints'
+CONFIG, VOCAB, CHECKPOINTS, GRID = 'config.json', 'vocab.json', 'checkpoints', 'grid.json'
 """Names in the directory of a run that more than its training reads."""
 
 
@@ -34,7 +35,9 @@ def read_json(path: epath.PathLike) -> Any:
     """Reads a JSON file. Raises UserError naming the file where it is not valid JSON."""
     try:
         return json.loads(epath.Path(path).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except FileNotFoundError:
+        raise
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise UserError(f'{path}: not a JSON file ({error}); put back a copy of it') from None
 
 
@@ -45,6 +48,17 @@ def sha256(path: epath.PathLike) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _taken(file: IO[str], wait: bool) -> bool:
+    """Takes the lock of an open file. Without `wait` it tries for a moment: readers hold it as briefly."""
+    for pause in (0.01, 0.03, 0.1, 0.3):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            return True
+        except BlockingIOError:
+            time.sleep(pause)
+    return False
 
 
 @contextlib.contextmanager
@@ -62,14 +76,12 @@ def lock(path: epath.PathLike, *, wait: bool = False) -> Iterator[None]:
         yield
         return
     with pathlib.Path(path).open('a+') as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        if not _taken(file, wait):
             file.seek(0)
             holder = file.read().strip() or 'unknown'
             raise UserError(
                 f'{path.parent}: another live process ({holder}) uses this directory; wait for it or choose another one'
-            ) from None
+            )
         file.seek(0)
         file.truncate()
         file.write(f'pid {os.getpid()}')

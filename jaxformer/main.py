@@ -202,7 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             define, default, text = FLAGS[flag]
             define(flag, default, text, flag_values=values)
         if '--help' in arguments or '-h' in arguments:
-            print('usage: jaxformer', next(line.strip() for line in USAGE.splitlines() if line.startswith(f'  {name} ')))
+            print(
+                'usage: jaxformer', next(line.strip() for line in USAGE.splitlines() if line.startswith(f'  {name} '))
+            )
             print(f'\n{function.__doc__}\n')
             for flag in allowed:
                 default = '' if FLAGS[flag][1] in (None, False) else f' (default: {FLAGS[flag][1]})'
@@ -215,7 +217,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             positional = values([name, *arguments])[1:]
         except flags.Error as error:
             raise UserError(f'{error}; see jaxformer {name} --help') from None
-        return function(values, positional, changes)
+        status = function(values, positional, changes)
+        sys.stdout.flush()  # here, where a reader that has gone is no traceback
+        return status
     except UserError as error:
         return _say(error, 2)
     except RunError as error:
@@ -253,7 +257,7 @@ def _config(values: flags.FlagValues, changes: dict[str, str]) -> Any:
 
 
 def _needed(values: flags.FlagValues, name: str) -> Any:
-    if (value := values[name].value) is None:
+    if (value := values[name].value) in (None, ''):
         raise UserError(f'--{name} is missing: {FLAGS[name][2]}')
     return value
 

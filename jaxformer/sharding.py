@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxformer.config import MeshConfig
+from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import UserError
 
 AXES = ('data', 'fsdp', 'model', 'seq')
@@ -134,6 +134,22 @@ def put_batch(batch: dict[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
         sharding = NamedSharding(mesh, spec(BATCH[name], mesh, shape, f'batch {name}'))
         placed[name] = jax.make_array_from_process_local_data(sharding, rows, shape)
     return placed
+
+
+def refuse_undivided(cfg: Config, mesh: Mesh) -> None:
+    """Raises UserError, naming the field, where a training batch or a bucket cannot be divided over the mesh."""
+    rows = math.prod(mesh.shape[axis] for axis in MESH_AXES['B'])
+    if cfg.train.batch_size % rows:
+        raise UserError(
+            f'config.train.batch_size={cfg.train.batch_size}: must be a multiple of the {rows} devices along '
+            'config.mesh.data and config.mesh.fsdp'
+        )
+    for bucket in cfg.data.buckets:
+        if any(size % mesh.shape['seq'] for size in bucket):
+            raise UserError(
+                f'config.data.buckets: {bucket} must be multiples of config.mesh.seq={mesh.shape["seq"]}; '
+                'choose other lengths, or config.mesh.seq=1'
+            )
 
 
 def whole_rows(batch_size: int, mesh: Mesh) -> int:

@@ -118,7 +118,14 @@ def _finite(value: float | str) -> float | None:
 
 def _starts(path: epath.Path) -> list[dict[str, Any]]:
     """What environment.json says of each process that worked on the run, in order."""
-    return files.read_json(path / 'environment.json') if (path / 'environment.json').exists() else []
+    try:
+        starts = files.read_json(path / 'environment.json')
+    except (FileNotFoundError, UserError):  # only the seconds and the version are lost
+        return []
+    known = isinstance(starts, list) and all(
+        isinstance(start, dict) and {'time', 'versions'} <= start.keys() for start in starts
+    )
+    return starts if known else []
 
 
 def _seconds(starts: list[float], times: list[float], status: Mapping[str, Any]) -> float | None:

@@ -112,6 +112,8 @@ def _take(planned: plan.PlannedRun, train: Train, retry_failed: bool, metric: st
 def _after(planned: plan.PlannedRun, before: ledger.Run, error: Exception) -> tuple[str, str]:
     """What an exception out of `train` means for the run, and its record."""
     after = ledger.read_run(planned.path)
+    if after.state == 'done':
+        return 'present', 'done by another process in the meantime'
     if after.state == 'running':
         return 'busy', 'left to the live process that holds it'
     if after.state == 'preempted' and after.status != before.status and after.status['status'] == 'preempted':

@@ -18,6 +18,7 @@ from etils import epath
 
 from jaxformer import files
 from jaxformer.errors import UserError
+from jaxformer.train.writer import read_status, write_status
 
 STATES = ('missing', 'running', 'done', 'failed', 'preempted')
 """Of a run. `running` means that a live process holds its lock; one that was killed counts as `preempted`."""
@@ -75,13 +76,13 @@ def read_run(path: epath.PathLike) -> Run:
     path = epath.Path(path)
     seed = int(path.name.removeprefix('seed-'))
     locked = is_locked(path)
-    if not (path / 'status.json').exists():
-        return Run(path, seed, 'running' if locked else 'missing', 0, None, {})
     try:
-        status = files.read_json(path / 'status.json')
+        status = read_status(path)
+        if status is None:
+            return Run(path, seed, 'running' if locked else 'missing', 0, None, {})
         state, step, reason = status['status'], status['step'], status['reason']
-    except (UserError, KeyError, TypeError) as error:
-        return Run(path, seed, 'failed', 0, f'status.json cannot be read: {error}', {})
+    except UserError as error:
+        return Run(path, seed, 'failed', 0, str(error), {})
     if state == 'running' and not locked:
         state, reason = 'preempted', 'its process ended without a word (killed, or the machine went down)'
     elif locked and state != 'done':
@@ -97,7 +98,7 @@ def is_locked(path: epath.PathLike) -> bool:
     try:
         with lock.open('rb') as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True
@@ -107,7 +108,8 @@ def is_locked(path: epath.PathLike) -> bool:
 def runs_of(workdir: epath.PathLike, cell_id: str, seeds: Sequence[int] = ()) -> list[Run]:
     """The runs of a cell by seed: those on disk, and those of `seeds`, which may be missing."""
     directory = epath.Path(workdir) / 'cells' / cell_id
-    found = {int(path.name.removeprefix('seed-')) for path in directory.glob('seed-*')} if directory.exists() else set()
+    names = [path.name.removeprefix('seed-') for path in directory.glob('seed-*')] if directory.exists() else []
+    found = {int(name) for name in names if name.isdecimal()}
     return [read_run(run_dir(workdir, cell_id, seed)) for seed in sorted(found | set(seeds))]
 
 
@@ -117,8 +119,6 @@ def mark(path: epath.PathLike, state: str, reason: str, num_steps: int) -> None:
     Raises:
       UserError: another live process has taken the run over in the meantime, or status.json is damaged.
     """
-    from jaxformer.train.writer import write_status  # late: brings jax along
-
     path = epath.Path(path)
     path.mkdir(parents=True, exist_ok=True)
     with files.lock(path / '.lock'):
@@ -135,11 +135,13 @@ def record(workdir: epath.PathLike, ledger: Ledger) -> None:
     workdir = epath.Path(workdir)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        if (workdir / 'grid.json').exists():
+        if (workdir / files.CONFIG).exists():
+            raise UserError(f'--workdir={workdir}: the directory of a run; choose another one for a grid')
+        if (workdir / files.GRID).exists():
             ledger = _following(read(workdir, expected=ledger.name), ledger)
         content = dataclasses.asdict(ledger)
-        if not (workdir / 'grid.json').exists() or files.read_json(workdir / 'grid.json') != _as_json(content):
-            files.write_json(workdir / 'grid.json', content)
+        if not (workdir / files.GRID).exists() or files.read_json(workdir / files.GRID) != _as_json(content):
+            files.write_json(workdir / files.GRID, content)
     except OSError as error:
         raise UserError(f'--workdir={workdir}: cannot be written ({error.strerror}); choose another one') from None
 
@@ -153,7 +155,7 @@ def read(workdir: epath.PathLike, expected: str | None = None) -> Ledger:
     Raises:
       UserError: there is none, it is damaged, or it belongs to another grid.
     """
-    path = epath.Path(workdir) / 'grid.json'
+    path = epath.Path(workdir) / files.GRID
     if not path.exists():
         raise UserError(f'--workdir={workdir}: holds no grid.json; start the grid with `jaxformer ablate`')
     content = files.read_json(path)

@@ -20,6 +20,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from jaxformer import config as config_lib
+from jaxformer import files
 from jaxformer.ablate import ledger, metrics
 from jaxformer.ablate.grid import Overrides
 from jaxformer.config import Config
@@ -230,7 +231,7 @@ def as_json(plan: Plan, workdir: epath.PathLike, seeds: int) -> dict[str, Any]:
     workdir = epath.Path(workdir)
     states = {run.path: ledger.read_run(run.path).state for run in runs(plan, workdir, seeds)}
     former: list[str] = []
-    if (workdir / 'grid.json').exists():
+    if (workdir / files.GRID).exists():
         old = ledger.read(workdir, expected=plan.grid.name)
         current = {cell.id for cell in plan.cells}
         former = [cell.id for cell in (*old.former, *old.cells) if cell.id not in current]

@@ -46,7 +46,23 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     vocab = Vocabulary.from_json(files.read_json(workdir / VOCAB))
     runtime.configure(cfg.runtime)
     params = checkpoint.restore_params(workdir / CHECKPOINTS, step)
+    _refuse_strangers(workdir, params, transformer.abstract_params(cfg.model, len(vocab)))
     return OpenRun(workdir, cfg, vocab, transformer.build(cfg.model, len(vocab)), params, step)
+
+
+def _refuse_strangers(workdir: epath.Path, params: Any, expected: Any) -> None:
+    """Raises UserError where the checkpoint holds other parameters than config.json and vocab.json ask for."""
+    shapes = [
+        {sharding.path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (params, expected)
+    ]
+    for name in shapes[0] | shapes[1]:
+        there, here = (shape.get(name, 'none') for shape in shapes)
+        if there != here:
+            raise UserError(
+                f'{workdir}: parameter {name} is {there} in the checkpoint and {here} by {CONFIG} and {VOCAB}; '
+                'put back the files that belong to it'
+            )
 
 
 def on_every_device(run: OpenRun) -> tuple[Mesh, Any]:
@@ -60,7 +76,11 @@ def on_every_device(run: OpenRun) -> tuple[Mesh, Any]:
 
 def read_config(workdir: epath.PathLike) -> Config:
     """The configuration of a run. Raises UserError where `workdir` is not the directory of a run."""
-    return config.from_dict(files.read_json(run_directory(workdir) / CONFIG))
+    path = run_directory(workdir) / CONFIG
+    try:
+        return config.from_dict(files.read_json(path))
+    except UserError as error:
+        raise UserError(f'{path}: {error}; put back a copy of the file') from error
 
 
 def run_directory(workdir: epath.PathLike) -> epath.Path:

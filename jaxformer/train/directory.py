@@ -34,8 +34,15 @@ def finished(cfg: Config, workdir: epath.Path) -> dict[str, float] | None:
         status = read_status(workdir)
         if not status or status['status'] != 'done':
             return None
-        refuse_another_config(cfg, workdir)
-        return status['metrics'] if status['step'] == cfg.train.num_steps else None
+        started = refuse_another_config(cfg, workdir)
+        if status['step'] != cfg.train.num_steps:
+            return None
+        if started and started.eval != cfg.eval:
+            raise UserError(
+                f'{workdir}: done, and evaluated with another config.eval; '
+                'use `jaxformer eval --split=…`, or the same values, or another --workdir'
+            )
+        return status['metrics']
 
 
 @contextlib.contextmanager
@@ -63,11 +70,17 @@ def mark(cfg: Config, workdir: epath.Path, vocab: Vocabulary) -> None:
         files.write_json(workdir / files.VOCAB, vocab.to_json())
 
 
-def refuse_another_config(cfg: Config, workdir: epath.Path) -> None:
-    """Raises UserError where the directory was started with a config that trains otherwise."""
+def refuse_another_config(cfg: Config, workdir: epath.Path) -> Config | None:
+    """The config that the directory was started with, None where it is new.
+
+    Raises:
+      UserError: it trains otherwise than cfg, or the directory is that of a grid.
+    """
     path = workdir / files.CONFIG
+    if (workdir / files.GRID).exists():
+        raise UserError(f'{workdir}: the directory of a grid; choose another --workdir for a run')
     if not path.exists():
-        return
+        return None
     values = files.read_json(path)
     try:
         started = config.from_dict(values)
@@ -80,6 +93,16 @@ def refuse_another_config(cfg: Config, workdir: epath.Path) -> None:
                 f'{path}: config.{field} is {before!r} there and {now!r} here; '
                 'use the same value, or another --workdir for another run'
             )
+    return started
+
+
+def refuse_another_vocabulary(workdir: epath.Path, vocab: Vocabulary) -> None:
+    """Raises UserError where the data's symbols are not those that the checkpoints of the run were trained on."""
+    path = workdir / files.VOCAB
+    if path.exists() and files.read_json(path) != vocab.to_json():
+        raise UserError(
+            f'{path}: not the symbols of the data; put back the file, or the data that the run started with'
+        )
 
 
 @contextlib.contextmanager

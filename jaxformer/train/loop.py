@@ -63,11 +63,14 @@ def train(cfg: Config, workdir: epath.PathLike) -> dict[str, float]:
         except UserError:
             raise
         except BaseException as error:
+            if stop.asked and not stop.polled and not isinstance(error, Preempted):
+                # Raised by the signal's handler inside code that made another exception of it, as NumPy's C code does.
+                error = Preempted('stopped by a signal before the first step; the same command goes on')
             ended = 'preempted' if isinstance(error, (Preempted, KeyboardInterrupt)) else 'failed'
             reason = str(error) if isinstance(error, RunError) else f'{type(error).__name__}: {error}'
             with contextlib.suppress(RunError):  # a full disk must not hide what happened
                 write_status(workdir, ended, run.step if run else 0, cfg.train.num_steps, reason)
-            raise
+            raise error
 
 
 @dataclasses.dataclass
@@ -88,6 +91,7 @@ class _Run:
         corpus = corpora.load(cfg.data)
         self.vocab, self.split = corpus.vocab, corpus.split(cfg.eval.split)
         self.mesh = sharding.make_mesh(cfg.mesh)
+        sharding.refuse_undivided(cfg, self.mesh)
         self.model = transformer.build(cfg.model, len(corpus.vocab))
         self.optimizer = optim.build(cfg)
         self.target = states.abstract(self.model, self.optimizer, self.mesh)
@@ -123,6 +127,7 @@ class _Run:
                 'ask for more steps, or use another --workdir'
             )
         else:
+            directory.refuse_another_vocabulary(self.workdir, self.vocab)
             state, data_state = checkpoint.restore(checkpoints, step, self.target)
             self.batches.set_state(data_state)
             self.step = step

@@ -3,6 +3,7 @@
 None of these functions asks which process it runs in: the loop calls them on process 0 only.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -25,6 +26,7 @@ from jaxformer.errors import RunError, UserError
 
 METRICS, STATUS, ENVIRONMENT = 'metrics.jsonl', 'status.json', 'environment.json'
 STATES = ('running', 'done', 'failed', 'preempted')
+STATUS_FIELDS = ('status', 'step', 'num_steps', 'reason', 'metrics', 'pid', 'host', 'started', 'updated')
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 # JSON has no such numbers: they are written as these texts, so that a reader sees which one it was.
 _NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
@@ -163,7 +165,10 @@ def read_status(workdir: epath.PathLike) -> dict[str, Any] | None:
         return None
     try:
         status = files.read_json(path)
-        return {**status, 'metrics': _decoded(status['metrics']), 'started': status['started']}
+        missing = [name for name in STATUS_FIELDS if name not in status]
+        if missing or status['status'] not in STATES:
+            raise KeyError(missing)
+        return {**status, 'metrics': _decoded(status['metrics'])}
     except (UserError, KeyError, TypeError, AttributeError):
         raise UserError(f'{path}: damaged; remove the file, the run goes on from its checkpoints') from None
 
@@ -245,6 +250,10 @@ class Progress:
         if now - self._drawn < self._every and step < self._num_steps:
             return
         self._drawn = now
+        with contextlib.suppress(OSError):  # who read it has gone; the run has not
+            self._draw(step, loss, tokens_per_second, now)
+
+    def _draw(self, step: int, loss: float, tokens_per_second: float, now: float) -> None:
         line = f'step {step}/{self._num_steps}  loss {loss:.4g}  {tokens_per_second:,.0f} tokens/s'
         line += f'  ETA {self._eta(step, now)}'
         if self._in_place:
@@ -258,8 +267,9 @@ class Progress:
     def close(self) -> None:
         """Ends the line, so that what is printed next starts a new one."""
         if self._open_line:
-            self._stream.write('\n')
-            self._stream.flush()
+            with contextlib.suppress(OSError):
+                self._stream.write('\n')
+                self._stream.flush()
             self._open_line = False
 
     def __enter__(self) -> 'Progress':

@@ -4,6 +4,7 @@ import standin
 from jaxformer import files
 from jaxformer.ablate import launch, ledger, plan
 from jaxformer.errors import UserError
+from jaxformer.train.writer import write_status
 
 
 def run(grid, workdir, seeds=1):
@@ -71,7 +72,7 @@ def test_reading_a_run_changes_nothing_and_a_damaged_status_is_a_failure(tmp_pat
 def test_running_means_that_a_process_holds_the_lock(tmp_path):
     path = tmp_path / 'seed-0'
     path.mkdir()
-    files.write_json(path / 'status.json', {'status': 'running', 'step': 4, 'reason': None})
+    write_status(path, 'running', 4, 9)
     with files.lock(path / '.lock'):
         assert ledger.read_run(path).state == 'running'
     assert ledger.read_run(path).state == 'preempted'

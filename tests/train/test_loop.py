@@ -164,7 +164,7 @@ def test_an_evaluation_that_a_kill_took_is_made_up_for(tmp_path, quick, quick_st
         patch.setattr(loop.Evaluator, 'split_losses', killed)
         with pytest.raises(KeyboardInterrupt):
             loop.train(quick(), tmp_path / 'run')
-    assert small.status(tmp_path / 'run')['status'] == 'failed' and small.checkpoints(tmp_path / 'run') == [5, 10]
+    assert small.status(tmp_path / 'run')['status'] == 'preempted' and small.checkpoints(tmp_path / 'run') == [5, 10]
     loop.train(quick(), tmp_path / 'run')
     assert list(small.lines(tmp_path / 'run', 'dev/loss')) == [10, 20]
     assert small.series(tmp_path / 'run') == small.series(quick_straight)
