@@ -52,9 +52,10 @@ def make_model(make_config):
     def make(**changes):
         cfg = make_config(**changes)
         rng = np.random.default_rng(0)
+        spread = 0.1 if cfg.norm == 'none' else 0.3  # what nothing normalises grows, and rounding with it
 
         def draw(path, leaf):
-            values = 0.3 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')
+            values = spread * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')
             return jnp.asarray(values, leaf.dtype)
 
         params = jax.tree_util.tree_map_with_path(draw, transformer.abstract_params(cfg, VOCAB))
