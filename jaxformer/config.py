@@ -9,7 +9,6 @@ One letter per dimension, here and everywhere (tensor names, einsum strings, doc
 below have none. `load` → `override` → `resolve` gives a `Config`; nothing changes it afterwards.
 """
 
-import ast
 import copy
 import dataclasses
 import difflib
@@ -18,7 +17,6 @@ import json
 import math
 import runpy
 import sys
-import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import Any
 import ml_collections
 
 from jaxformer.errors import UserError
+from jaxformer.values import coerce
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +249,7 @@ def override(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> N
             if part not in node:
                 raise UserError(f'config.{parent}: missing; start from configs/base.py')
             node = node[part]
-        node[name] = _coerce(path, value, hints[path])
+        node[name] = coerce(path, value, hints[path])
 
 
 def resolve(config: ml_collections.ConfigDict) -> 'Config':
@@ -430,55 +429,5 @@ def _build(cls: type, values: Any, prefix: str) -> Any:
     for name, hint in hints.items():
         path = f'{prefix}{name}'
         nested = dataclasses.is_dataclass(hint)
-        built[name] = _build(hint, values[name], f'{path}.') if nested else _coerce(path, values[name], hint)  # type: ignore[arg-type]
+        built[name] = _build(hint, values[name], f'{path}.') if nested else coerce(path, values[name], hint)  # type: ignore[arg-type]
     return cls(**built)
-
-
-def _coerce(path: str, value: Any, hint: Any) -> Any:
-    """`value` as the field's type (text is read as on a command line), or a UserError with field, value and type."""
-    if isinstance(hint, types.UnionType):  # float | None
-        if value is None or value == 'None':
-            return None
-        hint = typing.get_args(hint)[0]
-    error = UserError(f'config.{path}={value!r}: must be {_TYPE_NAMES[typing.get_origin(hint) or hint]}')
-    if isinstance(value, str) and hint is not str:
-        try:
-            value = ast.literal_eval({'true': 'True', 'false': 'False'}.get(value, value.strip()))
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that literal_eval may raise
-            raise error from None
-    if typing.get_origin(hint) is tuple:
-        return _coerce_tuple(value, hint, error)
-    if hint is bool or hint is str:
-        if not isinstance(value, hint):
-            raise error
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise error
-    try:
-        number = hint(value)
-    except (ValueError, OverflowError):  # an integer that is infinite or not a number, a float beyond 1e308
-        raise error from None
-    if hint is int and number != value:
-        raise error
-    return number
-
-
-def _coerce_tuple(value: Any, hint: Any, error: UserError) -> Any:
-    """Nested tuples of integers, as `tuple[tuple[int, int], ...]` says; lists (of JSON) are taken for tuples."""
-    item, *rest = typing.get_args(hint)
-    if not isinstance(value, (tuple, list)) or (rest != [Ellipsis] and len(value) != 1 + len(rest)):
-        raise error
-    if typing.get_origin(item) is tuple:
-        return tuple(_coerce_tuple(part, item, error) for part in value)
-    if not all(isinstance(part, int) and not isinstance(part, bool) for part in value):
-        raise error
-    return tuple(value)
-
-
-_TYPE_NAMES = {
-    int: 'an integer',
-    float: 'a number',
-    bool: 'true or false',
-    str: 'text',
-    tuple: 'a tuple of pairs of integers such as ((8, 8), (16, 16))',
-}

@@ -144,3 +144,20 @@ def compare_meshes():
 
 if __name__ == '__main__':
     compare_meshes()
+
+
+@pytest.mark.parametrize(
+    ('changes', 'named'),
+    [
+        ({'train.batch_size': 3}, 'config.train.batch_size=3'),
+        ({'mesh.seq': 2, 'mesh.data': 1}, 'config.mesh.seq=2'),
+    ],
+)
+def test_what_the_mesh_cannot_divide_is_refused_by_its_field(changes, named):
+    class TwoDevices:
+        shape = {'data': 2, 'fsdp': 1, 'model': 1, 'seq': 1} | ({'data': 1, 'seq': 2} if 'mesh.seq' in changes else {})
+
+    edited = config.load(Path(__file__).parents[1] / 'configs' / 'tiny.py')
+    config.override(edited, changes)
+    with pytest.raises(UserError, match=named):
+        sharding.refuse_undivided(config.resolve(edited), TwoDevices())

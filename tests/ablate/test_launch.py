@@ -140,3 +140,17 @@ def test_a_resume_that_fails_is_a_failure_and_no_preemption(tmp_path):
 
     outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, train)
     assert outcome == launch.Outcome(finished=1, present=0, failed=1, busy=0, stopped=False)
+
+
+def test_a_run_that_another_process_finishes_first_stays_done(tmp_path):
+    """Its lock was refused, and before anyone looked again it was done."""
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64,)})")
+    finish = standin.Standin()
+
+    def refused(cfg, workdir):
+        finish(cfg, workdir)
+        raise UserError('another live process uses this directory')
+
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, refused)
+    assert (outcome.present, outcome.failed) == (1, 0)
+    assert ledger.read_run(plan.runs(grid, tmp_path / 'grid', 1)[0].path).state == 'done'

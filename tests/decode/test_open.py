@@ -70,3 +70,13 @@ def test_missing_vocabulary_is_named(run):
     (run / 'vocab.json').unlink()
     with pytest.raises(UserError, match='vocab.json: missing'):
         open_run(run)
+
+
+def test_files_that_do_not_belong_to_the_checkpoint_are_named(run):
+    vocab = files.read_json(run / files.VOCAB)
+    files.write_json(run / files.VOCAB, {'symbols': vocab['symbols'][:-1]})
+    with pytest.raises(UserError, match='embedding.*vocab.json'):
+        open_run(run)
+    files.write_json(run / files.VOCAB, {'symbols': [*vocab['symbols'][:-1], 3]})
+    with pytest.raises(UserError, match='not text'):
+        open_run(run)
