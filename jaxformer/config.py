@@ -15,8 +15,6 @@ import difflib
 import hashlib
 import json
 import math
-import runpy
-import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 
 import ml_collections
 
+from jaxformer import pyfile
 from jaxformer.errors import UserError
 from jaxformer.values import coerce
 
@@ -180,51 +179,17 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """What a categorical field may be. The code that reads a field has a table with the same keys."""
 
 
-ROOT = Path(__file__).parents[1]
-"""Where the named configs and experiments lie, beside the package."""
-
-
-def run_file(path: str | Path, *, needs: tuple[str, ...]) -> dict[str, Any]:
-    """Runs a Python file (a config or a grid), which may import its neighbours, and returns its names.
-
-    Raises:
-      UserError: there is no such file, it fails, or a name in `needs` is missing.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(
-            f'{path}: no such file; configs and grids to start from are in {ROOT}/configs and {ROOT}/experiments'
-        )
-    beside = str(path.parent.resolve())
-    sys.path.append(beside)  # a file may import the one next to it
-    try:
-        names = runpy.run_path(str(path))
-    except Exception as error:  # whatever a person's file may raise
-        raise _failed(path, error) from error
-    finally:
-        sys.path.remove(beside)
-    for name in needs:
-        if not callable(names.get(name)):
-            raise UserError(f'{path}: defines no function {name}(); see configs/base.py or experiments/heads.py')
-    return names
-
-
-def _failed(path: str | Path, error: Exception) -> UserError:
-    reason = ' '.join(str(error).split())  # one line, whatever the exception says
-    return UserError(f'{path}: fails with {type(error).__name__}: {reason}; mend the file')
-
-
 def load(path: str | Path) -> ml_collections.ConfigDict:
     """Returns what `get_config()` of a configuration file (`configs/x.py`) gives.
 
     Raises:
       UserError: there is no such file, it fails, or it gives something else than a ConfigDict.
     """
-    get_config = run_file(path, needs=('get_config',))['get_config']
+    get_config = pyfile.run(path, needs=('get_config',))['get_config']
     try:
         config = get_config()
     except Exception as error:  # whatever a person's file may raise
-        raise _failed(path, error) from error
+        raise pyfile.failure(path, error) from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise UserError(f'{path}: get_config() gives {type(config).__name__}, not a ConfigDict; see configs/base.py')
     return config

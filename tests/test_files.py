@@ -61,4 +61,5 @@ def test_someone_who_only_looks_at_a_lock_takes_it_from_nobody(tmp_path):
         fcntl.flock(reader, fcntl.LOCK_SH)
         threading.Timer(0.05, lambda: fcntl.flock(reader, fcntl.LOCK_UN)).start()
         with files.lock(path):
-            pass
+            taken = path.read_text()
+    assert taken.startswith('pid ')

@@ -20,7 +20,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from jaxformer import config as config_lib
-from jaxformer import files
+from jaxformer import files, pyfile
 from jaxformer.ablate import ledger, metrics
 from jaxformer.ablate.grid import Overrides
 from jaxformer.config import Config
@@ -87,7 +87,7 @@ def read(path: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
         again; names the file and the remedy.
     """
     base_changes = dict(changes or {})
-    names = config_lib.run_file(path, needs=('get_config', 'grid'))
+    names = pyfile.run(path, needs=('get_config', 'grid'))
     try:
         cells = tuple(names['grid']())
     except Exception as error:  # whatever a person's generator may raise

@@ -64,7 +64,7 @@ class Vocabulary:
     def from_json(cls, value: Mapping[str, Any]) -> 'Vocabulary':
         """Restores what `to_json` gave. Raises UserError where it is something else."""
         if not isinstance(value, Mapping) or not isinstance(value.get('symbols'), list):
-            raise UserError('vocabulary (vocab.json): not an object with a list named "symbols"; put back a copy of the file')
+            raise UserError('vocabulary (vocab.json): no object with a list "symbols"; put back a copy of it')
         if not all(isinstance(symbol, str) for symbol in value['symbols']):
             raise UserError('vocabulary (vocab.json): a symbol is not text; put back a copy of the file')
         return cls(tuple(value['symbols']))
