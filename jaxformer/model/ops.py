@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 Array = jax.Array
 
@@ -23,7 +24,7 @@ def padding_mask(tokens_BS: Array, pad: int) -> Array:
     return (tokens_BS != pad)[:, None, None, :]
 
 
-def masked_softmax(scores: Array, mask: Array, dtype: jnp.dtype) -> Array:
+def masked_softmax(scores: Array, mask: Array, dtype: DTypeLike) -> Array:
     """Softmax over the last axis among the positions that `mask` allows, computed in `dtype`.
 
     A row that allows nothing gives zeros (not NaN, not the uniform distribution): it attends to nothing, and passes no
@@ -60,7 +61,7 @@ def scaled_dot_product_attention(
     mask_BHTS: Array,
     *,
     scale: float | None = None,
-    softmax_dtype: jnp.dtype = jnp.float32,
+    softmax_dtype: DTypeLike = jnp.float32,
     dropout: Callable[[Array], Array] = lambda weights: weights,
 ) -> tuple[Array, Array]:
     """softmax(q kᵀ · scale) v over the allowed keys (AIAYN eq. 1).
