@@ -35,7 +35,7 @@ from jaxformer.data.vocab import EOS, PAD, UNK
 from jaxformer.errors import RunError, UserError
 from jaxformer.model import transformer
 from jaxformer.train import state as states
-from jaxformer.train.step import train_step
+from jaxformer.train.step import compiled_step
 
 if TYPE_CHECKING:
     import torch
@@ -117,17 +117,7 @@ class JaxSide:
         self.seed = cfg.seed
         model, optimizer = transformer.build(cfg.model, vocab_size), optim.build(cfg)
         target = states.abstract(model, optimizer, self.mesh)
-        self.compiled = runtime.CountedJit(
-            functools.partial(
-                train_step,
-                model=model,
-                optimizer=optimizer,
-                learning_rate=optim.schedule(cfg),
-                label_smoothing=cfg.optim.label_smoothing,
-            ),
-            donate_argnums=0,
-            out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, target), None),
-        )
+        self.compiled = compiled_step(cfg, model, optimizer, target)
         self.state = states.initialise(model, optimizer, cfg.seed, target)
 
     def dispatch(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:

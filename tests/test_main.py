@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -173,3 +174,15 @@ print(spent)
         for _ in range(3)
     ]
     assert min(spent) < 1
+
+
+def test_symbols_that_are_not_those_of_the_data_are_refused(run, tmp_path, capsys):
+    other = tmp_path / 'run'
+    shutil.copytree(run, other)
+    symbols = json.loads((other / 'vocab.json').read_text())['symbols']
+    (other / 'vocab.json').write_text(json.dumps({'symbols': symbols[:4] + symbols[:3:-1]}))
+    assert main(['eval', f'--workdir={other}']) == 2
+    assert 'vocab.json' in one_line(capsys)
+    longer = '--config.train.num_steps=8'
+    assert main(['train', TINY, f'--workdir={other}', *SMALL, longer]) == 2
+    assert 'vocab.json' in one_line(capsys)

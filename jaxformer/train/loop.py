@@ -17,7 +17,6 @@ What `train` does with a directory:
 
 import contextlib
 import dataclasses
-import functools
 import time
 from typing import Any
 
@@ -37,7 +36,7 @@ from jaxformer.train import directory
 from jaxformer.train import state as states
 from jaxformer.train.evaluate import Evaluator
 from jaxformer.train.signals import Preempted, Stop, stop_signals
-from jaxformer.train.step import train_step
+from jaxformer.train.step import compiled_step
 from jaxformer.train.writer import METRICS, MetricWriter, Progress, read_metrics, write_environment, write_status
 
 
@@ -96,18 +95,7 @@ class _Run:
         self.optimizer = optim.build(cfg)
         self.target = states.abstract(self.model, self.optimizer, self.mesh)
         self.batches = pipeline.train_iterator(cfg, corpus, jax.process_index(), jax.process_count())
-        self.update = runtime.CountedJit(
-            functools.partial(
-                train_step,
-                model=self.model,
-                optimizer=self.optimizer,
-                learning_rate=optim.schedule(cfg),
-                label_smoothing=cfg.optim.label_smoothing,
-            ),
-            donate_argnums=0,
-            # Left to itself, XLA may lay the new state out in another way, and the next step would be compiled again.
-            out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, self.target), None),
-        )
+        self.update = compiled_step(cfg, self.model, self.optimizer, self.target)
         self.evaluator = Evaluator(cfg, self.model, self.mesh)
         self.decoder = Decoder(cfg, self.model, corpus.vocab, self.mesh)
         self.evaluator.batches(self.split)  # refuses one that has none now, not after the training

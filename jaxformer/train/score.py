@@ -5,6 +5,7 @@ import os
 from jaxformer.data import corpus as corpora
 from jaxformer.decode.open import on_every_device, open_run
 from jaxformer.decode.predict import Decoder
+from jaxformer.train.directory import refuse_another_vocabulary
 from jaxformer.train.evaluate import Evaluator
 
 
@@ -19,6 +20,7 @@ def score(workdir: str | os.PathLike, step: int | None = None, split: str | None
     """
     run = open_run(workdir, step)
     corpus = corpora.load(run.cfg.data)
+    refuse_another_vocabulary(run.workdir, corpus.vocab)
     examples = corpus.split(split or run.cfg.eval.split)
     mesh, params = on_every_device(run)
     metrics = Evaluator(run.cfg, run.model, mesh).split_losses(params, examples)

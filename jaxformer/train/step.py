@@ -1,5 +1,6 @@
 """One update, as a pure function of state and batch."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer import losses
+from jaxformer import losses, optim
+from jaxformer.config import Config
 from jaxformer.data.vocab import PAD
 from jaxformer.model import ops
+from jaxformer.runtime import CountedJit
 from jaxformer.train.state import TrainState
 
 Batch = dict[str, jax.Array]
@@ -77,3 +80,25 @@ def train_step(
         'skipped_in_row': new.skipped_in_row,
     }
     return new, metrics
+
+
+def compiled_step(
+    cfg: Config, model: nn.Module, optimizer: optax.GradientTransformation, target: TrainState
+) -> CountedJit:
+    """`train_step` of a config as (state, batch, seed) → (state, metrics), compiled per bucket; the state is donated.
+
+    Args:
+      target: the state as shapes with shardings, of `state.abstract`; the new state lies where it says.
+    """
+    return CountedJit(
+        functools.partial(
+            train_step,
+            model=model,
+            optimizer=optimizer,
+            learning_rate=optim.schedule(cfg),
+            label_smoothing=cfg.optim.label_smoothing,
+        ),
+        donate_argnums=0,
+        # Left to itself, XLA may lay the new state out in another way, and the next step would be compiled again.
+        out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, target), None),
+    )

@@ -21,7 +21,7 @@ from jaxformer.train import step as steps
 @pytest.fixture
 def poison(monkeypatch):
     """`poison(first, last)`: the loss, and with it every gradient, is infinite in these steps."""
-    train_step, loss_fn = loop.train_step, steps.loss_fn
+    train_step, loss_fn = steps.train_step, steps.loss_fn
 
     def arrange(first, last):
         def poisoned_step(state, batch, seed, **fixed):
@@ -31,7 +31,7 @@ def poison(monkeypatch):
             loss, tokens = loss_fn(params, batch, *args)
             return loss * jnp.where(batch['bad'], jnp.inf, 1.0), tokens
 
-        monkeypatch.setattr(loop, 'train_step', poisoned_step)
+        monkeypatch.setattr(steps, 'train_step', poisoned_step)
         monkeypatch.setattr(steps, 'loss_fn', poisoned_loss)
 
     return arrange
