@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
     config.seed = 0  # initialisation, dropout and data order all follow from it
 
     config.model = model = ConfigDict()
-    model.family = 'seq2seq'  # encoder-decoder
+    model.family = 'seq2seq'  # seq2seq encoder-decoder | lm causal | mlm masked tokens | classifier of texts or tokens
     model.vocab_size = 37_000  # rows of the embedding; 0 = as many as the data has symbols
     model.d_model = 512  # D: width of the residual stream
     model.num_heads = 8  # H: query heads
@@ -25,23 +25,73 @@ def get_config() -> ConfigDict:
     model.num_layers = 6  # N, of the encoder and of the decoder unless they are set apart
     model.encoder_layers = model.get_ref('num_layers') + 0
     model.decoder_layers = model.get_ref('num_layers') + 0
-    model.mixer = 'attention'  # what mixes positions in a block
-    model.residual = 'post'  # post LN(x+F(x)) | pre x+F(LN(x)), final norm | branch x+LN(F(x)) | none LN(F(x))
+    # What mixes the positions of a block: attention | static (a learned matrix, the same for every input) | linformer
+    # (encoder only) | conv | rnn | lstm | gru. Cross-attention stays attention.
+    model.mixer = 'attention'
+    model.encoder_mixer = model.get_ref('mixer') + ''
+    model.decoder_mixer = model.get_ref('mixer') + ''
+    # post LN(x+F(x)) | pre x+F(LN(x)), final norm | branch x+LN(F(x)) | sandwich x+LN(F(LN(x))), final norm |
+    # deepnorm LN(ax+F(x)), a from the depth | none LN(F(x))
+    model.residual = 'post'
     model.norm = 'layernorm'  # layernorm | rmsnorm | none
     model.norm_epsilon = 1e-6  # added to the variance
-    model.position = 'sinusoidal'  # sinusoidal | learned | none
-    model.max_length = 512  # rows of a learned position table; longer inputs are refused
+    model.position = 'sinusoidal'  # sinusoidal | learned | rotary | alibi | t5_relative | none
+    model.max_length = 512  # rows of tables by position (learned, static, linformer); longer inputs are refused
     model.feed_forward = 'relu'  # relu | gelu | silu | geglu | swiglu | none
+    model.feed_forward_bias = 'on'  # on | off: biases in the feed-forward
+    model.gelu = 'tanh'  # tanh: its approximation | exact: by the error function; in gelu and geglu
     model.remat = 'none'  # none | block: recompute a block's activations in the backward pass
     model.scan_unroll = 1  # layers unrolled per scan step; 0 = all (faster step, slower compile)
 
+    model.ids = ConfigDict()  # special symbols; only weights that come from elsewhere want other ids
+    model.ids.pad = 0  # fills up rows and is never looked at; -1 = no id does
+    model.ids.start = 1  # begins the input of a decoder
+    model.ids.mask = 4  # stands for a token that mlm has to guess
+
     model.attention = ConfigDict()
-    model.attention.score = 'scaled_dot'  # scaled_dot q.k/sqrt(d_k) | dot q.k
+    model.attention.score = 'scaled_dot'  # scaled_dot q.k/sqrt(d_k) | dot q.k | additive v.tanh(q+k)
+    model.attention.bias = 'none'  # none (AIAYN) | qkv | all: biases of the projections
+    # Which keys self-attention may look at, beside causal and padding masks: full | local (up to `window` away) |
+    # global_local (and to and from `global_positions`) | window2d (the same `window` x `window` square of a grid of
+    # `grid_width` columns; in every other layer the squares are moved by `shift`)
+    model.attention.pattern = 'full'
+    model.attention.window = 4
+    model.attention.global_positions = (0,)
+    model.attention.grid_width = 8
+    model.attention.shift = 0
+
+    model.linformer = ConfigDict()
+    model.linformer.rank = 16  # P: slots that keys and values are projected to
+    model.conv = ConfigDict()
+    model.conv.width = 3  # W: taps
+    model.conv.dilations = (1,)  # of the layers in turn; (1, 2, 4, 8, 16) is ByteNet's
+    model.recurrent = ConfigDict()
+    model.recurrent.width = model.get_ref('d_model') + 0  # R: of the cell, in each direction
+
+    model.sinusoidal = ConfigDict()
+    model.sinusoidal.layout = 'interleaved'  # interleaved: sin, cos, sin, … (AIAYN) | halves: all sin, then all cos
+    model.rotary = ConfigDict()
+    model.rotary.base = 10_000.0
+    model.rotary.layout = 'halves'  # which columns turn together: halves i, i+K/2 | interleaved 2i, 2i+1
+    model.relative = ConfigDict()  # t5_relative
+    model.relative.num_buckets = 32
+    model.relative.max_distance = 128  # all that is farther shares a bucket
+    model.relative.tables = 'shared'  # shared: one table for the layers of a stack | per_layer
 
     model.embedding = ConfigDict()
     model.embedding.tables = 'shared'  # shared: source and target read one table | separate
     model.embedding.softmax = 'tied'  # tied: the output layer is the target table | untied
     model.embedding.scale = 'sqrt_d_model'  # sqrt_d_model: embeddings are multiplied by it | none
+    model.embedding.norm = 'off'  # off | on: a norm on the sum of embedding and position
+    model.embedding.token_types = 0  # kinds of token, each with an embedding that is added; 0 = none
+    model.embedding.softmax_bias = 'off'  # off | on: a bias per symbol on the logits
+    model.embedding.logit_scale = 'none'  # none | rsqrt_d_model: logits are divided by sqrt(d_model)
+
+    model.head = ConfigDict()
+    model.head.transform = 'off'  # mlm: off | on, a dense layer, gelu and a norm before the softmax
+    model.head.pooling = 'first'  # classifier: what stands for the text: first token | mean | tokens (each its class)
+    model.head.pooler = 'off'  # classifier: off | on, a dense layer and tanh on what was pooled
+    model.head.num_classes = 0  # classifier: Y; 0 = as many as the data has
 
     # AIAYN 5.4 names residual (each sublayer's output) and embedding (encoder and decoder); the other two are 0 there.
     model.dropout = ConfigDict()
@@ -76,6 +126,10 @@ def get_config() -> ConfigDict:
     train.nan_policy = 'stop'  # stop: end the run, named | skip: drop the update, count it
     train.nan_limit = 10  # skipped updates in a row after which `skip` stops, too
     train.log_example_ids = False  # write the ids of each logged batch into metrics.jsonl
+    train.masking = ConfigDict()  # mlm (Devlin et al. 2019, 3.1)
+    train.masking.rate = 0.15  # share of the tokens that are to be guessed, and of these:
+    train.masking.replaced = 0.8  # share that is shown as the mask; evaluation shows all of them so
+    train.masking.random = 0.1  # share that is shown as a random token; the rest is shown as it is
 
     config.eval = ConfigDict()
     config.eval.split = 'dev'
@@ -85,9 +139,19 @@ def get_config() -> ConfigDict:
     config.eval.max_decode_length = 64  # symbols, end of sequence included
 
     config.data = data = ConfigDict()
-    data.name = 'cmudict'  # cmudict (letters to phonemes) | copy | reverse | sort (synthetic)
+    # pairs: cmudict (letters to phonemes) | copy | reverse | sort (synthetic) | parallel (two files, line by line) |
+    #   a TFDS translation data set with its config, such as wmt14_translate/de-en
+    # text: stdlib (the source of this Python's standard library) | text (files)
+    # labelled: stdlib_labels (data.labels) | labelled (a file of lines: label, tab, text)
+    data.name = 'cmudict'
     data.dir = '~/.cache/jaxformer/data'  # prepared once, shared by all runs
-    # (S, T) shapes; a pair takes the first that it fits
+    data.source = ''  # parallel, text, labelled: a file; {split} in its name for train, dev, test. TFDS: a feature
+    data.target = ''  # parallel: the other file. TFDS: the other feature
+    data.tokenizer = 'native'  # native (symbols of the task, or words) | characters | bytes | bpe (of bytes, trained)
+    data.tokenizer_size = 8192  # bpe: rows, special ones included
+    data.packing = 'stream'  # text: stream (rows cut from one stream) | documents (the same, no look across documents)
+    data.labels = 'package'  # stdlib_labels: package (of a piece of code) | syntax (of each token)
+    # (S, T) shapes, (T,) for text and labelled; an example takes the first that it fits
     data.buckets = ((7, 6), (8, 7), (9, 8), (10, 9), (12, 11), (16, 14), (40, 40))
     data.shuffle = True  # anew each epoch
     data.num_examples = 4000  # this and the next three: synthetic tasks only

@@ -4,6 +4,8 @@ One letter per dimension, here and everywhere (tensor names, einsum strings, doc
 
   B batch      T query/target length   S key/source length   D d_model   H heads      G key/value heads
   K d_k        E d_v                   F d_ff                V vocabulary N layers     C cells run together
+  P slots of a linformer               W taps of a convolution            R width inside a recurrent or conv mixer
+  M rows of a table by position        Y classes
 
 `configs/*.py` hold the fields with their defaults and comments (`configs/base.py` holds each once); the dataclasses
 below have none. `load` → `override` → `resolve` gives a `Config`; nothing changes it afterwards.
@@ -14,7 +16,6 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,14 +23,64 @@ from typing import Any
 
 import ml_collections
 
-from jaxformer import pyfile
+from jaxformer import pyfile, rules
 from jaxformer.errors import UserError
+from jaxformer.rules import CHOICES, validate
 from jaxformer.values import coerce
+
+__all__ = ['CHOICES', 'validate']  # re-exported
+
+
+@dataclasses.dataclass(frozen=True)
+class IdsConfig:
+    pad: int
+    start: int
+    mask: int
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     score: str
+    bias: str
+    pattern: str
+    window: int
+    global_positions: tuple[int, ...]
+    grid_width: int
+    shift: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LinformerConfig:
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvConfig:
+    width: int
+    dilations: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig:
+    width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SinusoidalConfig:
+    layout: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryConfig:
+    base: float
+    layout: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeConfig:
+    num_buckets: int
+    max_distance: int
+    tables: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +88,18 @@ class EmbeddingConfig:
     tables: str
     softmax: str
     scale: str
+    norm: str
+    token_types: int
+    softmax_bias: str
+    logit_scale: str
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadConfig:
+    transform: str
+    pooling: str
+    pooler: str
+    num_classes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +131,28 @@ class ModelConfig:
     encoder_layers: int
     decoder_layers: int
     mixer: str
+    encoder_mixer: str
+    decoder_mixer: str
     residual: str
     norm: str
     norm_epsilon: float
     position: str
     max_length: int
     feed_forward: str
+    feed_forward_bias: str
+    gelu: str
     remat: str
     scan_unroll: int
+    ids: IdsConfig
     attention: AttentionConfig
+    linformer: LinformerConfig
+    conv: ConvConfig
+    recurrent: RecurrentConfig
+    sinusoidal: SinusoidalConfig
+    rotary: RotaryConfig
+    relative: RelativeConfig
     embedding: EmbeddingConfig
+    head: HeadConfig
     dropout: DropoutConfig
     precision: PrecisionConfig
 
@@ -97,6 +172,13 @@ class OptimConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MaskingConfig:
+    rate: float
+    replaced: float
+    random: float
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     num_steps: int
     batch_size: int
@@ -106,6 +188,7 @@ class TrainConfig:
     nan_policy: str
     nan_limit: int
     log_example_ids: bool
+    masking: MaskingConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +204,13 @@ class EvalConfig:
 class DataConfig:
     name: str
     dir: str
-    buckets: tuple[tuple[int, int], ...]
+    source: str
+    target: str
+    tokenizer: str
+    tokenizer_size: int
+    packing: str
+    labels: str
+    buckets: tuple[tuple[int, ...], ...]
     shuffle: bool
     num_examples: int
     min_length: int
@@ -153,30 +242,6 @@ class Config:
     data: DataConfig
     mesh: MeshConfig
     runtime: RuntimeConfig
-
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    'model.family': ('seq2seq',),
-    'model.mixer': ('attention',),
-    'model.residual': ('post', 'pre', 'branch', 'none'),
-    'model.norm': ('layernorm', 'rmsnorm', 'none'),
-    'model.position': ('sinusoidal', 'learned', 'none'),
-    'model.feed_forward': ('relu', 'gelu', 'silu', 'geglu', 'swiglu', 'none'),
-    'model.remat': ('none', 'block'),
-    'model.attention.score': ('scaled_dot', 'dot'),
-    'model.embedding.tables': ('shared', 'separate'),
-    'model.embedding.softmax': ('tied', 'untied'),
-    'model.embedding.scale': ('sqrt_d_model', 'none'),
-    'model.precision.parameters': ('float32', 'bfloat16'),
-    'model.precision.compute': ('float32', 'bfloat16'),
-    'model.precision.softmax': ('float32', 'compute'),
-    'optim.name': ('adam', 'sgd'),
-    'optim.schedule': ('noam', 'constant', 'linear', 'cosine'),
-    'train.nan_policy': ('stop', 'skip'),
-    'eval.split': ('train', 'dev', 'test'),
-    'data.name': ('cmudict', 'copy', 'reverse', 'sort'),
-}
-"""What a categorical field may be. The code that reads a field has a table with the same keys."""
 
 
 def load(path: str | Path) -> ml_collections.ConfigDict:
@@ -229,14 +294,14 @@ def _refuse_rounded_head_width(config: ml_collections.ConfigDict) -> None:
         return  # from_dict names what is missing
     d_model, num_heads = config.model.d_model, config.model.num_heads
     if num_heads < 1:
-        raise _refused('model.num_heads', num_heads, 'at least 1')
+        raise rules.refused('model.num_heads', num_heads, 'at least 1')
     if d_model % num_heads == 0:
         return
     probe = copy.deepcopy(config)
     probe.model.d_model = (d_model // num_heads + 1) * num_heads
     if derived := [name for name in ('d_k', 'd_v') if probe.model[name] != config.model[name]]:
         remedy = ' and '.join(f'model.{name}' for name in derived)
-        raise _refused('model.d_model', d_model, f'a multiple of model.num_heads={num_heads}, or set {remedy}')
+        raise rules.refused('model.d_model', d_model, f'a multiple of model.num_heads={num_heads}, or set {remedy}')
 
 
 def from_dict(values: Mapping[str, Any]) -> 'Config':
@@ -253,7 +318,7 @@ def to_dict(cfg: 'Config') -> dict[str, Any]:
 
 def flatten(cfg: 'Config') -> dict[str, Any]:
     """`{'model.d_model': 512, …}`: every field by its dotted path."""
-    return {path: _get(cfg, path) for path, _ in _leaves(Config)}
+    return {path: rules.get(cfg, path) for path, _ in _leaves(Config)}
 
 
 def canonical_json(cfg: 'Config') -> str:
@@ -272,95 +337,6 @@ def diff(a: 'Config', b: 'Config') -> dict[str, tuple[Any, Any]]:
     """`{path: (value in a, value in b)}` of the fields that differ."""
     values_a, values_b = flatten(a), flatten(b)
     return {path: (values_a[path], values_b[path]) for path in values_a if values_a[path] != values_b[path]}
-
-
-def validate(cfg: 'Config') -> None:
-    """Refuses what cannot work, before any device is touched. Changes nothing.
-
-    Raises:
-      UserError: names the field, its value and what is allowed.
-    """
-    for path, choices in CHOICES.items():
-        if (value := _get(cfg, path)) not in choices:
-            near = difflib.get_close_matches(str(value), choices, n=1)
-            hint = f'; did you mean {near[0]!r}?' if near else ''
-            raise _refused(path, value, f'one of {", ".join(choices)}{hint}')
-    for path, low, high in _RANGES:
-        value = _get(cfg, path)
-        most = min(high, 2**31 - 1) if isinstance(value, int) else high  # integers are int32 on the device
-        if value is not None and not (low <= value <= most and value < math.inf):
-            open_ended = high == math.inf and not value > most
-            raise _refused(path, value, f'a finite number, at least {low}' if open_ended else f'from {low} to {most}')
-    model, data = cfg.model, cfg.data
-    for path in ('model.dropout.attention', 'model.dropout.residual', 'model.dropout.feed_forward',
-                 'model.dropout.embedding', 'optim.label_smoothing', 'optim.beta1', 'optim.beta2'):  # fmt: skip
-        if not 0 <= (value := _get(cfg, path)) < 1:
-            raise _refused(path, value, 'from 0 up to but not including 1')
-    if model.num_heads % model.num_kv_heads:
-        raise _refused('model.num_kv_heads', model.num_kv_heads, f'a divisor of model.num_heads={model.num_heads}')
-    if 0 < model.vocab_size < 5:
-        raise _refused('model.vocab_size', model.vocab_size, '0 (from the data) or at least 5 (four are special)')
-    _validate_buckets(cfg)
-    if data.min_length > data.max_length:
-        raise _refused('data.min_length', data.min_length, f'at most data.max_length={data.max_length}')
-    if [cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.model, cfg.mesh.seq].count(-1) > 1:
-        raise UserError('config.mesh: more than one axis is -1; only one can take the devices that are left')
-    for path in ('mesh.data', 'mesh.fsdp', 'mesh.model', 'mesh.seq'):
-        if _get(cfg, path) == 0:
-            raise _refused(path, 0, '-1 (all devices that are left) or at least 1')
-
-
-def _validate_buckets(cfg: 'Config') -> None:
-    buckets = cfg.data.buckets
-    if not buckets:
-        raise _refused('data.buckets', buckets, 'at least one (source length, target length)')
-    for low, high in zip(((1, 1), *buckets), buckets, strict=False):
-        if high[0] < low[0] or high[1] < low[1]:
-            raise _refused('data.buckets', buckets, f'ascending in both lengths, and {high} comes after {low}')
-    longest = max(buckets[-1][0], buckets[-1][1], cfg.eval.max_decode_length)
-    if cfg.model.position == 'learned' and longest > cfg.model.max_length:
-        raise _refused(
-            'model.max_length',
-            cfg.model.max_length,
-            f'at least {longest} (the longest of data.buckets and eval.max_decode_length) with learned positions',
-        )
-
-
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ('seed', 0, 2**31 - 1),
-    *((f'model.{name}', 1, math.inf) for name in ('d_model', 'num_heads', 'num_kv_heads', 'd_k', 'd_v', 'd_ff')),
-    *((f'model.{name}', 1, math.inf) for name in ('num_layers', 'encoder_layers', 'decoder_layers', 'max_length')),
-    ('model.vocab_size', 0, math.inf),
-    ('model.scan_unroll', 0, math.inf),
-    ('model.norm_epsilon', 1e-12, 1),  # with 0 the norm of a row of zeros is not a number
-    ('optim.learning_rate', 0, math.inf),
-    ('optim.warmup_steps', 0, math.inf),
-    ('optim.epsilon', 1e-20, 1),  # with 0 a parameter without gradient becomes not a number
-    ('optim.weight_decay', 0, math.inf),
-    ('optim.clip_norm', 1e-12, math.inf),
-    *((f'train.{name}', 1, math.inf) for name in ('num_steps', 'batch_size', 'log_every', 'checkpoint_every')),
-    *((f'train.{name}', 1, math.inf) for name in ('keep_checkpoints', 'nan_limit')),
-    ('eval.every', 0, math.inf),
-    ('eval.decode_every', 0, math.inf),
-    ('eval.batch_size', 1, math.inf),
-    ('eval.max_decode_length', 1, math.inf),
-    ('data.num_examples', 10, 10**7),
-    ('data.min_length', 1, math.inf),
-    ('data.max_length', 1, math.inf),
-    ('data.num_symbols', 1, 10_000),
-    *((f'mesh.{name}', -1, math.inf) for name in ('data', 'fsdp', 'model', 'seq')),
-)
-"""(field, least, greatest) for every number."""
-
-
-def _refused(path: str, value: Any, allowed: str) -> UserError:
-    return UserError(f'config.{path}={value!r}: must be {allowed}')
-
-
-def _get(cfg: Any, path: str) -> Any:
-    for name in path.split('.'):
-        cfg = getattr(cfg, name)
-    return cfg
 
 
 def _leaves(cls: type, prefix: str = '') -> list[tuple[str, Any]]:

@@ -1,0 +1,317 @@
+"""What a configuration may be: choices, ranges, and the combinations that cannot work, each refused with its reason."""
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxformer.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxformer.config import Config
+
+MIXERS = ('attention', 'static', 'linformer', 'conv', 'rnn', 'lstm', 'gru')
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    'model.family': ('seq2seq', 'lm', 'mlm', 'classifier'),
+    'model.mixer': MIXERS,
+    'model.encoder_mixer': MIXERS,
+    'model.decoder_mixer': MIXERS,
+    'model.residual': ('post', 'pre', 'branch', 'sandwich', 'deepnorm', 'none'),
+    'model.norm': ('layernorm', 'rmsnorm', 'none'),
+    'model.position': ('sinusoidal', 'learned', 'rotary', 'alibi', 't5_relative', 'none'),
+    'model.feed_forward': ('relu', 'gelu', 'silu', 'geglu', 'swiglu', 'none'),
+    'model.feed_forward_bias': ('on', 'off'),
+    'model.gelu': ('tanh', 'exact'),
+    'model.remat': ('none', 'block'),
+    'model.attention.score': ('scaled_dot', 'dot', 'additive'),
+    'model.attention.pattern': ('full', 'local', 'global_local', 'window2d'),
+    'model.attention.bias': ('none', 'qkv', 'all'),
+    'model.sinusoidal.layout': ('interleaved', 'halves'),
+    'model.rotary.layout': ('halves', 'interleaved'),
+    'model.relative.tables': ('shared', 'per_layer'),
+    'model.embedding.tables': ('shared', 'separate'),
+    'model.embedding.softmax': ('tied', 'untied'),
+    'model.embedding.scale': ('sqrt_d_model', 'none'),
+    'model.embedding.norm': ('off', 'on'),
+    'model.embedding.softmax_bias': ('off', 'on'),
+    'model.embedding.logit_scale': ('none', 'rsqrt_d_model'),
+    'model.head.transform': ('off', 'on'),
+    'model.head.pooling': ('first', 'mean', 'tokens'),
+    'model.head.pooler': ('off', 'on'),
+    'model.precision.parameters': ('float32', 'bfloat16'),
+    'model.precision.compute': ('float32', 'bfloat16'),
+    'model.precision.softmax': ('float32', 'compute'),
+    'optim.name': ('adam', 'sgd'),
+    'optim.schedule': ('noam', 'constant', 'linear', 'cosine'),
+    'train.nan_policy': ('stop', 'skip'),
+    'eval.split': ('train', 'dev', 'test'),
+    'data.tokenizer': ('native', 'characters', 'bytes', 'bpe'),
+    'data.packing': ('stream', 'documents'),
+    'data.labels': ('package', 'syntax'),
+}
+"""What a categorical field may be. The code that reads a field has a table with the same keys."""
+
+DATA_KINDS: Mapping[str, str] = {
+    'cmudict': 'pairs',
+    'copy': 'pairs',
+    'reverse': 'pairs',
+    'sort': 'pairs',
+    'parallel': 'pairs',
+    'stdlib': 'text',
+    'text': 'text',
+    'stdlib_labels': 'labelled',
+    'labelled': 'labelled',
+}
+"""data.name → what an example is; any other name with a '/' is a TFDS translation data set, of pairs."""
+
+NEEDED_FILES = {'parallel': ('source', 'target'), 'text': ('source',), 'labelled': ('source',)}
+
+KIND_OF_FAMILY = {'seq2seq': 'pairs', 'lm': 'text', 'mlm': 'text', 'classifier': 'labelled'}
+
+WITH_ENCODER, WITH_DECODER = ('seq2seq', 'mlm', 'classifier'), ('seq2seq', 'lm')
+
+Problem = tuple[str, str]  # (field, what it must be), for `refused`
+
+
+def validate(cfg: 'Config') -> None:
+    """Refuses what cannot work, before any device is touched. Changes nothing.
+
+    Raises:
+      UserError: names the field, its value and what is allowed.
+    """
+    for path, choices in CHOICES.items():
+        if (value := get(cfg, path)) not in choices:
+            near = difflib.get_close_matches(str(value), choices, n=1)
+            hint = f'; did you mean {near[0]!r}?' if near else ''
+            raise refused(path, value, f'one of {", ".join(choices)}{hint}')
+    for path, low, high in RANGES:
+        value = get(cfg, path)
+        most = min(high, 2**31 - 1) if isinstance(value, int) else high  # integers are int32 on the device
+        if value is not None and not (low <= value <= most and value < math.inf):
+            open_ended = high == math.inf and not value > most
+            raise refused(path, value, f'a finite number, at least {low}' if open_ended else f'from {low} to {most}')
+    for path in BELOW_ONE:
+        if not 0 <= (value := get(cfg, path)) < 1:
+            raise refused(path, value, 'from 0 up to but not including 1')
+    for rule in (_model, _ids, _mixers, _attention, _positions, _data, _lengths, _mesh):
+        for path, allowed in rule(cfg):
+            raise refused(path, get(cfg, path), allowed)
+
+
+def refused(path: str, value: Any, allowed: str) -> UserError:
+    """The error of a field that does not hold what it must."""
+    return UserError(f'config.{path}={value!r}: must be {allowed}')
+
+
+def get(cfg: Any, path: str) -> Any:
+    """The value of a dotted field."""
+    for name in path.split('.'):
+        cfg = getattr(cfg, name)
+    return cfg
+
+
+def kind_of_data(name: str) -> str | None:
+    """pairs | text | labelled, by data.name; None for a name that stands for nothing."""
+    return 'pairs' if '/' in name else DATA_KINDS.get(name)
+
+
+def stacks(cfg: 'Config') -> dict[str, str]:
+    """{field of its mixer: the mixer} of each stack that the family has."""
+    model = cfg.model
+    used = {}
+    if model.family in WITH_ENCODER:
+        used['model.encoder_mixer'] = model.encoder_mixer
+    if model.family in WITH_DECODER:
+        used['model.decoder_mixer'] = model.decoder_mixer
+    return used
+
+
+def _model(cfg: 'Config') -> Iterable[Problem]:
+    model = cfg.model
+    if model.num_heads % model.num_kv_heads:
+        yield 'model.num_kv_heads', f'a divisor of model.num_heads={model.num_heads}'
+    if 0 < model.vocab_size < 5:
+        yield 'model.vocab_size', '0 (from the data) or at least 5 (four are special)'
+    if model.residual == 'deepnorm' and model.norm == 'none':
+        yield 'model.norm', 'layernorm or rmsnorm with model.residual=deepnorm: its up-scaled residual grows without'
+    if model.embedding.norm == 'on' and model.norm == 'none':
+        yield 'model.embedding.norm', 'off with model.norm=none: there is no norm to apply'
+    if model.embedding.tables == 'separate' and model.family != 'seq2seq':
+        yield 'model.embedding.tables', f'shared with model.family={model.family}: it reads one text'
+    if model.head.pooler == 'on' and model.head.pooling == 'tokens':
+        yield 'model.head.pooler', 'off with model.head.pooling=tokens: nothing is pooled'
+    if any(dilation < 1 for dilation in model.conv.dilations) or not model.conv.dilations:
+        yield 'model.conv.dilations', 'one or more integers of at least 1, used by the layers in turn'
+
+
+def _ids(cfg: 'Config') -> Iterable[Problem]:
+    model = cfg.model
+    for name in ('pad', 'start', 'mask'):
+        if model.vocab_size and get(model.ids, name) >= model.vocab_size:
+            yield f'model.ids.{name}', f'below model.vocab_size={model.vocab_size}'
+    if model.family == 'mlm' and model.ids.mask == model.ids.pad:
+        yield 'model.ids.mask', f'another id than model.ids.pad={model.ids.pad}: padding is never predicted'
+    masking = cfg.train.masking
+    if masking.replaced + masking.random > 1:
+        yield 'train.masking.random', f'at most 1 - train.masking.replaced={masking.replaced}'
+
+
+def _mixers(cfg: 'Config') -> Iterable[Problem]:
+    used = stacks(cfg)
+    pattern = cfg.model.attention.pattern
+    for path, mixer in used.items():
+        if mixer == 'linformer' and path == 'model.decoder_mixer':
+            yield (
+                path,
+                'another mixer than linformer, which projects along the positions: each slot would hold the future, '
+                'and no causal mask can take it out',
+            )
+        if pattern != 'full' and mixer not in ('attention', 'static'):
+            reason = 'has a slot per projection, not a key per position' if mixer == 'linformer' else 'has no keys'
+            yield path, f'attention or static with model.attention.pattern={pattern}: {mixer} {reason} to leave out'
+    if cfg.model.attention.score != 'scaled_dot' and cfg.model.family != 'seq2seq':
+        for path, mixer in used.items():
+            if mixer not in ('attention', 'linformer'):
+                yield path, f'attention with model.attention.score={cfg.model.attention.score}: {mixer} scores nothing'
+
+
+def _attention(cfg: 'Config') -> Iterable[Problem]:
+    attention = cfg.model.attention
+    if attention.pattern == 'window2d' and attention.shift >= attention.window:
+        yield 'model.attention.shift', f'below model.attention.window={attention.window}'
+    globals_ = attention.global_positions
+    if attention.pattern == 'global_local' and (not globals_ or any(position < 0 for position in globals_)):
+        yield 'model.attention.global_positions', 'one or more positions, counted from 0, with pattern global_local'
+
+
+def _positions(cfg: 'Config') -> Iterable[Problem]:
+    model = cfg.model
+    if model.position in ('rotary', 'alibi', 't5_relative'):
+        allowed = ('attention', 'linformer') if model.position == 'rotary' else ('attention',)
+        for path, mixer in stacks(cfg).items():
+            if mixer not in allowed:
+                names = ' or '.join(allowed)
+                yield path, f'{names} with model.position={model.position}: {mixer} has no key per position to turn to'
+    if model.position == 'rotary':
+        if model.d_k % 2:
+            yield 'model.d_k', 'even with model.position=rotary, which turns pairs of columns'
+        if model.attention.score == 'additive':
+            yield 'model.attention.score', 'a dot product with model.position=rotary: additive scores have no angle'
+    if model.position == 't5_relative' and model.relative.max_distance <= model.relative.num_buckets // 2:
+        yield 'model.relative.max_distance', f'above half of model.relative.num_buckets={model.relative.num_buckets}'
+
+
+def _data(cfg: 'Config') -> Iterable[Problem]:
+    data, family = cfg.data, cfg.model.family
+    kind = kind_of_data(data.name)
+    if kind is None:
+        near = difflib.get_close_matches(data.name, DATA_KINDS, n=1)
+        hint = f'; did you mean {near[0]!r}?' if near else ''
+        names = f'one of {", ".join(DATA_KINDS)}, or a TFDS name with its config, such as wmt14_translate/de-en'
+        yield 'data.name', f'{names}{hint}'
+    elif kind != KIND_OF_FAMILY[family]:
+        fitting = ', '.join(name for name, other in DATA_KINDS.items() if other == KIND_OF_FAMILY[family])
+        yield 'data.name', f'one of {fitting} with model.family={family}'
+    for name in ('source', 'target') if '/' in data.name else NEEDED_FILES.get(data.name, ()):
+        if not get(data, name):
+            yield f'data.{name}', f'set with data.name={data.name}: a file (or the name of a TFDS feature)'
+    if data.tokenizer != 'native' and data.name in ('cmudict', 'copy', 'reverse', 'sort'):
+        yield 'data.tokenizer', f'native with data.name={data.name}, which has symbols of its own'
+    if data.tokenizer == 'native' and kind in ('text', 'labelled'):
+        yield 'data.tokenizer', f'characters, bytes or bpe with data.name={data.name}'
+    if family == 'classifier' and data.name == 'stdlib_labels':
+        wanted = 'tokens' if data.labels == 'syntax' else 'first'
+        if (cfg.model.head.pooling == 'tokens') != (data.labels == 'syntax'):
+            yield 'model.head.pooling', f'{wanted} with data.labels={data.labels}'
+    if family == 'classifier' and data.name == 'labelled' and cfg.model.head.pooling == 'tokens':
+        yield 'model.head.pooling', 'first or mean with data.name=labelled: it has one label per line'
+    if data.packing == 'documents' and kind == 'text':
+        for path, mixer in stacks(cfg).items():
+            if mixer not in ('attention', 'rnn', 'lstm', 'gru'):
+                yield path, f'attention or recurrent with data.packing=documents: {mixer} mixes what shares a row'
+    if data.min_length > data.max_length:
+        yield 'data.min_length', f'at most data.max_length={data.max_length}'
+
+
+def _lengths(cfg: 'Config') -> Iterable[Problem]:
+    buckets, model = cfg.data.buckets, cfg.model
+    sides = 2 if model.family == 'seq2seq' else 1
+    if not buckets:
+        yield 'data.buckets', 'at least one (source length, target length)'
+    for bucket in buckets:
+        if len(bucket) != sides:
+            shape = ('(length,)', '(source length, target length)')[sides - 1]
+            yield 'data.buckets', f'{shape} each with model.family={model.family}, and {bucket} is not'
+    for low, high in zip(((1,) * sides, *buckets), buckets, strict=False):
+        if any(a > b for a, b in zip(low, high, strict=True)):
+            yield (
+                'data.buckets',
+                f'ascending in {"both lengths" if sides == 2 else "length"}, and {high} comes after {low}',
+            )
+    if model.position == 'learned' or {'static', 'linformer'} & set(stacks(cfg).values()):
+        longest = max(*buckets[-1], cfg.eval.max_decode_length if model.family in WITH_DECODER else 1)
+        if longest > model.max_length:
+            what = 'learned positions' if model.position == 'learned' else 'a static or linformer mixer'
+            yield (
+                'model.max_length',
+                f'at least {longest} (the longest of data.buckets and eval.max_decode_length) with {what}',
+            )
+
+
+def _mesh(cfg: 'Config') -> Iterable[Problem]:
+    if [cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.model, cfg.mesh.seq].count(-1) > 1:
+        raise UserError('config.mesh: more than one axis is -1; only one can take the devices that are left')
+    for path in ('mesh.data', 'mesh.fsdp', 'mesh.model', 'mesh.seq'):
+        if get(cfg, path) == 0:
+            yield path, '-1 (all devices that are left) or at least 1'
+
+
+BELOW_ONE = (
+    'model.dropout.attention', 'model.dropout.residual', 'model.dropout.feed_forward', 'model.dropout.embedding',
+    'optim.label_smoothing', 'optim.beta1', 'optim.beta2',
+)  # fmt: skip
+
+RANGES: tuple[tuple[str, float, float], ...] = (
+    ('seed', 0, 2**31 - 1),
+    *((f'model.{name}', 1, math.inf) for name in ('d_model', 'num_heads', 'num_kv_heads', 'd_k', 'd_v', 'd_ff')),
+    *((f'model.{name}', 1, math.inf) for name in ('num_layers', 'encoder_layers', 'decoder_layers', 'max_length')),
+    ('model.vocab_size', 0, math.inf),
+    ('model.scan_unroll', 0, math.inf),
+    ('model.norm_epsilon', 1e-12, 1),  # with 0 the norm of a row of zeros is not a number
+    ('model.attention.window', 1, math.inf),
+    ('model.attention.shift', 0, math.inf),
+    ('model.attention.grid_width', 1, math.inf),
+    ('model.linformer.rank', 1, math.inf),
+    ('model.conv.width', 1, math.inf),
+    ('model.recurrent.width', 1, math.inf),
+    ('model.rotary.base', 1, math.inf),
+    ('model.relative.num_buckets', 4, math.inf),  # two exact and two logarithmic, or their halves for both directions
+    ('model.relative.max_distance', 1, math.inf),
+    ('model.embedding.token_types', 0, math.inf),
+    ('model.head.num_classes', 0, math.inf),
+    ('model.ids.pad', -1, math.inf),
+    ('model.ids.start', 0, math.inf),
+    ('model.ids.mask', 0, math.inf),
+    ('optim.learning_rate', 0, math.inf),
+    ('optim.warmup_steps', 0, math.inf),
+    ('optim.epsilon', 1e-20, 1),  # with 0 a parameter without gradient becomes not a number
+    ('optim.weight_decay', 0, math.inf),
+    ('optim.clip_norm', 1e-12, math.inf),
+    *((f'train.{name}', 1, math.inf) for name in ('num_steps', 'batch_size', 'log_every', 'checkpoint_every')),
+    *((f'train.{name}', 1, math.inf) for name in ('keep_checkpoints', 'nan_limit')),
+    ('train.masking.rate', 0.001, 1),
+    ('train.masking.replaced', 0, 1),
+    ('train.masking.random', 0, 1),
+    ('eval.every', 0, math.inf),
+    ('eval.decode_every', 0, math.inf),
+    ('eval.batch_size', 1, math.inf),
+    ('eval.max_decode_length', 1, math.inf),
+    ('data.tokenizer_size', 300, 10**7),  # bytes and special ids take the first ones
+    ('data.num_examples', 10, 10**7),
+    ('data.min_length', 1, math.inf),
+    ('data.max_length', 1, math.inf),
+    ('data.num_symbols', 1, 10_000),
+    *((f'mesh.{name}', -1, math.inf) for name in ('data', 'fsdp', 'model', 'seq')),
+)
+"""(field, least, greatest) for every number."""
