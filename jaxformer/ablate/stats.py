@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,56 @@ def summarise(values: Sequence[float], level: float = 0.95) -> Summary:
         return Summary(1, mean, None, None)
     sd = statistics.stdev(values)
     return Summary(n, mean, sd, t_quantile(n - 1, level) * sd / math.sqrt(n))
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Mean of n paired differences, its half width as in `Summary`, and the two-sided p of the paired t test.
+
+    `p` is None with one pair or none, and where the difference is the same in every pair: there is no spread then to
+    judge it by.
+    """
+
+    n: int
+    mean: float | None
+    half_width: float | None
+    p: float | None
+
+
+def difference(values: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Difference:
+    """`values` minus `baseline`, both by seed, over the seeds that both have.
+
+    What a seed does to both of them alike (initial weights, order of the data) is in no difference.
+    """
+    pairs = [(values[seed], baseline[seed]) for seed in values if seed in baseline]
+    found = summarise([value - other for value, other in pairs], level)
+    p = None
+    if found.mean is not None and found.sd is not None:
+        rounding = 1e-12 * max(abs(value) for pair in pairs for value in pair)
+        if found.sd > rounding:
+            p = t_tail(found.n - 1, found.mean / (found.sd / math.sqrt(found.n)))
+    return Difference(found.n, found.mean, found.half_width, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p values adjusted for their number (Holm 1979), so that they may be held against α one by one.
+
+    The i-th smallest of m is multiplied by m − i + 1, made no smaller than the one before it, and cut at 1.
+    """
+    m = len(p_values)
+    adjusted = [0.0] * m
+    least = 0.0
+    for rank, index in enumerate(sorted(range(m), key=lambda index: p_values[index])):
+        least = max(least, min(1.0, (m - rank) * p_values[index]))
+        adjusted[index] = least
+    return adjusted
+
+
+def t_tail(degrees: int, t: float) -> float:
+    """P(|T| > |t|) at that many degrees of freedom: the two-sided p of a t test."""
+    import scipy.stats
+
+    return float(2 * scipy.stats.t.sf(abs(t), degrees))
 
 
 def t_quantile(degrees: int, level: float) -> float:
