@@ -38,7 +38,10 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A cell as grid.json keeps it. `derived` and `further` map fields to `(baseline's value, this cell's value)`."""
+    """A cell as grid.json keeps it. `derived` and `further` map fields to `(baseline's value, this cell's value)`.
+
+    `reference`: figures of others about the same cell, by title.
+    """
 
     id: str
     label: str
@@ -46,11 +49,15 @@ class Entry:
     derived: Mapping[str, Sequence[Any]]
     further: Mapping[str, Sequence[Any]]
     parameters: int | None
+    reference: Mapping[str, float | str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """grid.json: the first cell is the baseline; `former` are cells on disk that are no longer in the grid."""
+    """grid.json: the first cell is the baseline; `former` are cells on disk that are no longer in the grid.
+
+    `notes`: paragraphs for the report. `reference_source`: where the cells' reference figures come from.
+    """
 
     name: str
     docstring: str
@@ -61,6 +68,8 @@ class Ledger:
     warnings: tuple[str, ...]
     cells: tuple[Entry, ...]
     former: tuple[Entry, ...]
+    reference_source: str
+    notes: tuple[str, ...]
 
 
 def run_dir(workdir: epath.PathLike, cell_id: str, seed: int) -> epath.Path:
@@ -161,7 +170,7 @@ def read(workdir: epath.PathLike, expected: str | None = None) -> Ledger:
     content = files.read_json(path)
     try:
         entries = {key: tuple(Entry(**cell) for cell in content[key]) for key in ('cells', 'former')}
-        lists = {key: tuple(content[key]) for key in ('axis', 'seeds', 'warnings')}
+        lists = {key: tuple(content[key]) for key in ('axis', 'seeds', 'warnings', 'notes')}
         ledger = Ledger(**{**content, **entries, **lists})
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f'{path}: not a ledger ({error}); remove the file, `jaxformer ablate` writes it anew') from None

@@ -32,6 +32,21 @@ METRICS = {
 }
 """By the name after the split: `dev/per` is `per` on the split `dev`. The order is that of the report's columns."""
 
+OF_FAMILY = {'seq2seq': 'per', 'lm': 'loss', 'mlm': 'loss', 'classifier': 'accuracy'}
+"""By model.family: what a grid is judged by where it does not say."""
+
+
+def of_grid(name: str | None, family: str, split: str) -> str:
+    """The key of a grid's metric: `name` with its split or on `split`, the family's own where it is None.
+
+    Raises:
+      UserError: an unknown metric.
+    """
+    key = name or OF_FAMILY[family]
+    key = key if '/' in key else f'{split}/{key}'
+    lookup(key)
+    return key
+
 
 def lookup(key: str) -> Metric:
     """The metric of a recorded key such as `dev/per`. Raises UserError where the table does not know it."""

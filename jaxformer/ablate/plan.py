@@ -1,52 +1,35 @@
 """From a grid file to resolved cells: what would run, what differs from the baseline, and what is there already.
 
-A grid file is a Python file (`experiments/heads.py`) with a docstring, `get_config()` (the base) and `grid()` (the
-cells, baseline first), and if it likes with
-
-    AXIS    the field or fields that the experiment means to vary; without it, all that any cell sets
-    METRIC  what it is judged by; without it `<eval.split>/per`
-
 Cells that come to the same configuration are one cell: chained one-at-a-time grids each bring the baseline along. The
 merging is reported as a warning, because it can also mean a field that has no effect.
 """
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from etils import epath
-from ml_collections import ConfigDict
 
 from jaxformer import config as config_lib
-from jaxformer import files, pyfile
-from jaxformer.ablate import ledger, metrics
+from jaxformer import files
+from jaxformer.ablate import ledger, match, metrics
+from jaxformer.ablate.count import parameter_count
 from jaxformer.ablate.grid import Overrides
+from jaxformer.ablate.gridfile import Figures, Grid, read
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """A grid file, read. `get_config` gives a fresh base at each call; `cells[0]` is the baseline."""
-
-    name: str
-    path: str
-    docstring: str
-    get_config: Callable[[], ConfigDict]
-    cells: tuple[Overrides, ...]
-    axis: tuple[str, ...]
-    metric: str | None
+__all__ = ['Grid', 'read']  # re-exported
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A resolved cell.
+    """A resolved cell; `overrides` are the fields that it sets itself.
 
     `derived`: fields that differ from the baseline because the config derives them from one that was set (d_k from
-    num_heads). `further`: fields set by the cell or the baseline that differ although they are not on the axis. Both
-    map the field to `(baseline's value, this cell's value)`.
+    num_heads), or because they were worked out (see `jaxformer.ablate.match`). `further`: fields set by the cell or the
+    baseline that differ although they are not on the axis. Both map the field to `(baseline's value, this cell's
+    value)`. `reference`: figures of others about the same cell.
     """
 
     id: str
@@ -56,6 +39,7 @@ class Cell:
     derived: Mapping[str, tuple[Any, Any]]
     further: Mapping[str, tuple[Any, Any]]
     parameters: int | None
+    reference: Figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,46 +63,6 @@ class PlannedRun:
     path: epath.Path
 
 
-def read(path: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
-    """Reads a grid file; `changes` are overrides of its base, by dotted field, which every cell then starts from.
-
-    Raises:
-      UserError: there is no such file, it fails, what it defines is not a grid, or a cell sets a field of `changes`
-        again; names the file and the remedy.
-    """
-    base_changes = dict(changes or {})
-    names = pyfile.run(path, needs=('get_config', 'grid'))
-    try:
-        cells = tuple(names['grid']())
-    except Exception as error:  # whatever a person's generator may raise
-        raise UserError(f'{path}: grid() fails with {type(error).__name__}: {error}; mend the file') from error
-    if not cells:
-        raise UserError(f'{path}: grid() gives no cell; the first one is the baseline ({{}} is the base as it stands)')
-    for index, cell in enumerate(cells):
-        if not isinstance(cell, Mapping) or not all(isinstance(field, str) for field in cell):
-            raise UserError(f"{path}: cell {index} is {cell!r}; a cell is a dict such as {{'model.num_heads': 4}}")
-        if 'seed' in cell:
-            raise UserError(f'{path}: cell {index} sets seed; seeds belong to every cell, choose them with --seeds')
-        if both := cell.keys() & base_changes.keys():
-            raise UserError(f'config.{min(both)}: cell {index} of {path} sets it; change the grid file instead')
-    axis = names.get('AXIS', ())
-
-    def base() -> ConfigDict:
-        config = names['get_config']()
-        config_lib.override(config, base_changes)
-        return config
-
-    return Grid(
-        name=Path(path).stem,
-        path=str(path),
-        docstring=inspect.cleandoc(names['__doc__'] or ''),
-        get_config=base,
-        cells=tuple(dict(cell) for cell in cells),
-        axis=(axis,) if isinstance(axis, str) else tuple(axis),
-        metric=names.get('METRIC'),
-    )
-
-
 def resolve(grid: Grid, count: Callable[[Config], int | None] | None = None) -> Plan:
     """Resolves every cell.
 
@@ -129,44 +73,75 @@ def resolve(grid: Grid, count: Callable[[Config], int | None] | None = None) -> 
       UserError: a cell that no configuration allows (names the cell, the field and the remedy), or an unknown AXIS.
     """
     count = count or parameter_count
-    configs = [_resolved(grid, index) for index in range(len(grid.cells))]
+    set_by_hand = [match.set_by_hand(cell) for cell in grid.cells]
+    configs = _configs(grid, count)
     known = config_lib.flatten(configs[0])
     for field in grid.axis:
         if field not in known:
             raise UserError(f'{grid.path}: AXIS names {field!r}, which is no field of the configuration')
-    axis = grid.axis or tuple(dict.fromkeys(field for cell in grid.cells for field in cell))
-    names = short_names(field for cell in grid.cells for field in cell)
+    axis = grid.axis or tuple(dict.fromkeys(field for fields in set_by_hand for field in fields))
+    names = short_names(field for fields in set_by_hand for field in fields)
     cells: dict[str, Cell] = {}
     warnings = []
-    for overrides, config in zip(grid.cells, configs, strict=True):
+    for given, overrides, config, figures in zip(grid.cells, set_by_hand, configs, grid.reference, strict=True):
         cell_id = config_lib.config_hash(config, without=('seed',))
         label = ' '.join(f'{names[field]}={show(value)}' for field, value in overrides.items()) or 'base'
         if cell_id in cells:
-            warnings.append(f'{label!r} is the same configuration as {cells[cell_id].label!r}: run once')
+            first = cells[cell_id]
+            warnings.append(f'{label!r} is the same configuration as {first.label!r}: run once')
+            cells[cell_id] = dataclasses.replace(first, reference={**figures, **first.reference})
             continue
-        set_fields = overrides.keys() | grid.cells[0].keys()
+        by_hand = overrides.keys() | set_by_hand[0].keys()
         off_axis = {k: v for k, v in config_lib.diff(configs[0], config).items() if k not in axis}
-        cells[cell_id] = Cell(
+        cells[cell_id] = cell = Cell(
             id=cell_id,
             label=label,
             overrides=overrides,
             config=config,
-            derived={field: pair for field, pair in off_axis.items() if field not in set_fields},
-            further={field: pair for field, pair in off_axis.items() if field in set_fields},
+            derived={field: pair for field, pair in off_axis.items() if field not in by_hand},
+            further={field: pair for field, pair in off_axis.items() if field in by_hand},
             parameters=count(config),
+            reference=figures,
         )
-    metric = grid.metric or f'{configs[0].eval.split}/per'
-    metrics.lookup(metric)
+        if given != overrides and (deviation := _deviation(cell, cells)) > match.TOLERANCE:
+            warnings.append(
+                f'{label!r} was to have as many parameters as the base; the nearest differs by {deviation:.1%}'
+            )
+    metric = metrics.of_grid(grid.metric, configs[0].model.family, configs[0].eval.split)
     return Plan(grid, axis, metric, tuple(cells.values()), tuple(warnings))
 
 
-def _resolved(grid: Grid, index: int) -> Config:
+def _deviation(cell: Cell, cells: Mapping[str, Cell]) -> float:
+    """Difference of a counted cell's size from the first one's, as a share of the latter."""
+    target = next(iter(cells.values())).parameters
+    assert target and cell.parameters is not None  # a grid with a Match is counted
+    return abs(cell.parameters / target - 1)
+
+
+def _configs(grid: Grid, count: Callable[[Config], int | None]) -> list[Config]:
+    """The cells' configurations, with numbers where a `Match` stands."""
+    baseline = grid.cells[0]
+    if match.set_by_hand(baseline) != baseline:
+        raise UserError(f'{grid.path}: cell 0 {baseline}: the baseline is what others are made equal to; set a number')
+    configs = [_resolved(grid, 0, baseline)]
+    known = config_lib.flatten(configs[0])
+    for index, cell in enumerate(grid.cells[1:], 1):
+        size = lambda overrides, index=index: count(_resolved(grid, index, overrides))  # noqa: E731
+        try:
+            worked_out = match.solve(cell, size, lambda: count(configs[0]), known)
+        except match.UnsolvableError as error:
+            raise UserError(f'{grid.path}: cell {index} {cell}: {error}') from None
+        configs.append(_resolved(grid, index, worked_out))
+    return configs
+
+
+def _resolved(grid: Grid, index: int, overrides: Overrides) -> Config:
     config = grid.get_config()
     try:
-        config_lib.override(config, grid.cells[index])
+        config_lib.override(config, overrides)
         return config_lib.resolve(config)
     except UserError as error:
-        raise UserError(f'{grid.path}: cell {index} {grid.cells[index]}: {error}') from None
+        raise UserError(f'{grid.path}: cell {index} {overrides}: {error}') from None
 
 
 def runs(plan: Plan, workdir: epath.PathLike, seeds: int) -> list[PlannedRun]:
@@ -202,24 +177,15 @@ def as_ledger(plan: Plan, seeds: int) -> ledger.Ledger:
         baseline=config_lib.to_dict(baseline),
         warnings=plan.warnings,
         cells=tuple(
-            ledger.Entry(cell.id, cell.label, cell.overrides, cell.derived, cell.further, cell.parameters)
+            ledger.Entry(
+                cell.id, cell.label, cell.overrides, cell.derived, cell.further, cell.parameters, cell.reference
+            )
             for cell in plan.cells
         ),
         former=(),
+        reference_source=plan.grid.reference_source,
+        notes=plan.grid.notes,
     )
-
-
-def parameter_count(config: Config) -> int:
-    """Number of parameters, by shapes alone; with `model.vocab_size` 0 the data are asked for their symbols."""
-    import math
-
-    import jax
-
-    from jaxformer.data import corpus
-    from jaxformer.model import transformer
-
-    vocab_size = config.model.vocab_size or len(corpus.load(config.data).vocab)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(transformer.abstract_params(config.model, vocab_size)))
 
 
 def as_json(plan: Plan, workdir: epath.PathLike, seeds: int) -> dict[str, Any]:
@@ -248,6 +214,7 @@ def as_json(plan: Plan, workdir: epath.PathLike, seeds: int) -> dict[str, Any]:
                 'parameters': cell.parameters,
                 'derived': cell.derived,
                 'further': cell.further,
+                'reference': cell.reference,
                 'runs': {
                     str(run.seed): states[run.path] for run in runs(plan, workdir, seeds) if run.cell.id == cell.id
                 },
@@ -257,18 +224,21 @@ def as_json(plan: Plan, workdir: epath.PathLike, seeds: int) -> dict[str, Any]:
         'runs': {state: sum(found == state for found in states.values()) for state in ledger.STATES},
         'former': former,
         'warnings': list(plan.warnings),
+        'notes': list(plan.grid.notes),
     }
 
 
 def as_text(plan: Plan, workdir: epath.PathLike, seeds: int) -> str:
     """The same for people: one line per cell, then what would run and what deserves a look."""
     content = as_json(plan, workdir, seeds)
-    rows = [('', 'cell', 'id', 'parameters', 'follows', 'runs')]
+    titles = tuple(dict.fromkeys(title for cell in plan.cells for title in cell.reference))
+    rows = [('', 'cell', 'id', 'parameters', *titles, 'follows', 'runs')]
     for index, cell in enumerate(content['cells']):
         parameters = '' if cell['parameters'] is None else f'{cell["parameters"]:,}'
         states = list(cell['runs'].values())
         counts = ', '.join(f'{states.count(state)} {state}' for state in ledger.STATES if state in states)
-        rows.append((str(index), cell['label'], cell['id'], parameters, _changes(cell['derived']), counts))
+        figures = [show(cell['reference'][title]) if title in cell['reference'] else '' for title in titles]
+        rows.append((str(index), cell['label'], cell['id'], parameters, *figures, _changes(cell['derived']), counts))
     counts = content['runs']
     waiting = counts['missing'] + counts['preempted']
     lines = [*_columns(rows), '', f'{len(plan.cells)} cells × {seeds} seeds: {waiting} to run, {counts["done"]} done']

@@ -52,7 +52,7 @@ def test_pairing_takes_out_what_the_seeds_share():
 
 @pytest.mark.parametrize('seeds', [(), (0,)])
 def test_one_pair_or_none_says_nothing(seeds):
-    found = difference({seed: 2.0 for seed in seeds}, {0: 1.0, 1: 3.0})
+    found = difference(dict.fromkeys(seeds, 2.0), {0: 1.0, 1: 3.0})
     assert (found.n, found.half_width, found.p) == (len(seeds), None, None)
 
 
