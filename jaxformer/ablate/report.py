@@ -13,8 +13,11 @@ from markupsafe import Markup
 
 import jaxformer
 from jaxformer import files
-from jaxformer.ablate import collect, curves, ledger, metrics, plan, stats
+from jaxformer.ablate import collect, curves, ledger, match, metrics, plan, separation, stats
 from jaxformer.ablate import table as tables
+
+_DIFFERENCE = ('difference', 'difference half_width', 'p corrected', 'verdict')
+"""Columns of the CSV: the paired difference from the base in the grid's metric, as `separation` judges it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,7 @@ def lint(results: collect.Results) -> list[tuple[str, str]]:
         ('seeds', f'{seeds}; finished runs per cell: {" to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))}'),
         ('intervals', f'{tables.LEVEL} % t interval of the mean over seeds; none where one seed is finished'),
         ('steps', f'{train["num_steps"]:,}, each of {train["batch_size"]:,} sequences: {sequences:,} sequences seen'),
+        ('parameters', _sizes(results)),
         ('evaluation', f'{baseline["data"]["name"]}, split {evaluation["split"]}, {_coverage(results)}'),
         ('value reported', _final_steps(results)),
         ('package', f'jaxformer {jaxformer.__version__}; runs written by {", ".join(versions) or "(not recorded)"}'),
@@ -98,33 +102,44 @@ def as_csv(results: collect.Results) -> str:
     """One row per cell, numbers unrounded and error rates as fractions; a field is blank where it is as in the base."""
     table = tables.build(results)
     fields = [column for column in table.columns if column.kind in ('field', 'derived')]
+    titles = [column.title for column in table.columns if column.kind == 'reference']
+    judged = {verdict.index: verdict for verdict in separation.judge(results)}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
     statistics = [f'{key} {name}' for key in results.metrics for name in ('mean', 'sd', 'half_width', 'n')]
     writer.writerow(
-        ['row', 'id', 'label', *(c.key for c in fields), *statistics, 'parameters', 'seconds', *ledger.STATES]
+        ['row', 'id', 'label', *(c.key for c in fields), *statistics, *_DIFFERENCE, 'parameters', 'seconds', *titles]
+        + list(ledger.STATES)
     )
-    for name, row, cell in zip(table.names, table.rows, results.cells, strict=True):
+    for index, (name, row, cell) in enumerate(zip(table.names, table.rows, results.cells, strict=True)):
         values: list[Any] = [row[table.columns.index(column)].text for column in fields]
         for key in results.metrics:
             summary = cell.summaries.get(key, stats.summarise(()))
             values += [summary.mean, summary.sd, summary.half_width, summary.n]
         found = [result.run.state for result in cell.runs]
-        values += [cell.entry.parameters, cell.seconds, *(found.count(state) for state in ledger.STATES)]
+        if verdict := judged.get(index):
+            values += [verdict.difference.mean, verdict.difference.half_width, verdict.p, verdict.state]
+        else:
+            values += [''] * len(_DIFFERENCE)
+        values += [cell.entry.parameters, cell.seconds, *(cell.entry.reference.get(title) for title in titles)]
+        values += [found.count(state) for state in ledger.STATES]
         writer.writerow([name, cell.entry.id, cell.entry.label, *values])
     return text.getvalue()
 
 
 def as_markdown(results: collect.Results) -> str:
-    """Table, what did not finish, and the conditions."""
+    """Table, what its numbers separate, the grid's notes, what did not finish, and the conditions."""
     table = tables.build(results)
-    numeric = [column.kind in ('metric', 'count') for column in table.columns]
     rows = [['', *(column.title for column in table.columns)]]
-    rows += [['---', *('---:' if right else '---' for right in numeric)]]
+    rows += [['---', *('---:' if column.is_numeric else '---' for column in table.columns)]]
     rows += [[name, *(entry.text for entry in row)] for name, row in zip(table.names, table.rows, strict=True)]
     lines = [f'# {results.ledger.name}', '', results.ledger.docstring, '', summary_line(results), '']
     lines += _markdown_rows(rows)
     lines += ['', f'{tables.legend(results, table)}', '']
+    if differences := separation.sentences(results):
+        lines += ['## What separates', '', *(f'- {text}' for text in differences), '']
+    if results.ledger.notes:
+        lines += ['## Notes', '', *(line for note in results.ledger.notes for line in (note, ''))]
     if left_out := unfinished(results):
         lines += ['## Runs that are in no mean', '']
         lines += [f'- {describe(item)}' for item in left_out]
@@ -153,6 +168,8 @@ def as_html(results: collect.Results) -> str:
         labels=[cell.entry.label for cell in results.cells],
         colours=[curves.colour(index) for index in range(len(results.cells))],
         legend=tables.legend(results, table),
+        separation=separation.sentences(results),
+        notes=results.ledger.notes,
         figures=curves.figures(results),
         unfinished=[describe(item) for item in unfinished(results)],
         lint=lint(results),
@@ -183,6 +200,22 @@ def _coverage(results: collect.Results) -> str:
     counts = sorted({count for count in finals if count is not None})
     return (
         f'{" or ".join(f"{count:,.0f}" for count in counts)} examples' if counts else 'number of examples not recorded'
+    )
+
+
+def _sizes(results: collect.Results) -> str:
+    """How far the cells' sizes are from the base's, so that 'equal' is a measured claim."""
+    base, *others = (cell.entry.parameters for cell in results.cells)
+    if not base or not others or any(count is None for count in others):
+        return 'not counted'
+    shares = [(count or 0) / base - 1 for count in others]
+    largest = max(shares, key=abs)
+    if not largest:
+        return f'{base:,} in every cell'
+    text = f'base {base:,}; largest deviation {largest:+.2%}, {curves.row_name(shares.index(largest) + 1)}'
+    beyond = [curves.row_name(index + 1) for index, share in enumerate(shares) if abs(share) > match.TOLERANCE]
+    return text + (
+        f'; beyond {match.TOLERANCE:.0%}: {", ".join(beyond)}' if beyond else f'; none beyond {match.TOLERANCE:.0%}'
     )
 
 

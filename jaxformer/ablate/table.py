@@ -11,11 +11,15 @@ LEVEL = 95  # per cent, of the intervals
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the table: a field of the configuration or a measured quantity."""
+    """A column of the table: a field of the configuration, a measured quantity, or a figure of others."""
 
     key: str
     title: str
-    kind: str  # field | derived | metric | count
+    kind: str  # field | derived | metric | count | reference
+
+    @property
+    def is_numeric(self) -> bool:
+        return self.kind in ('metric', 'count', 'reference')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Table:
 
 
 def build(results: collect.Results) -> Table:
-    """Fields that any cell sets, the metrics, what a cell took, and the fields that follow from those set."""
+    """Fields that any cell sets, metrics, what a cell took, figures of others, fields that follow from those set."""
     fields = tuple(dict.fromkeys(field for cell in results.cells for field in cell.entry.overrides))
     derived = tuple(
         dict.fromkeys(field for cell in results.cells for field in cell.entry.derived if field not in fields)
@@ -45,6 +49,8 @@ def build(results: collect.Results) -> Table:
     columns = [Column(field, names[field], 'field') for field in fields]
     columns += [Column(key, _metric_title(key), 'metric') for key in results.metrics]
     columns += [Column('n', 'n', 'count'), Column('parameters', 'parameters', 'count'), Column('time', 'time', 'count')]
+    titles = dict.fromkeys(title for cell in results.cells for title in cell.entry.reference)
+    columns += [Column(title, title, 'reference') for title in titles]
     columns += [Column(field, names[field], 'derived') for field in derived]
     rows = tuple(
         tuple(_entry(results, cell, column, index == 0) for column in columns)
@@ -60,6 +66,9 @@ def legend(results: collect.Results, table: Table) -> str:
         'time is the mean of a run.'
     )
     follow = [column.title for column in table.columns if column.kind == 'derived']
+    figures = [column.title for column in table.columns if column.kind == 'reference']
+    if figures and results.ledger.reference_source:
+        text += f' {", ".join(figures)}: as printed in {results.ledger.reference_source}.'
     return text + (
         f' {", ".join(follow)} follow{"s" if len(follow) == 1 else ""} from the fields set.' if follow else ''
     )
@@ -76,6 +85,8 @@ def _entry(results: collect.Results, cell: collect.CellResult, column: Column, i
         return _field(results.ledger.baseline, cell, column, is_base)
     if column.kind == 'metric':
         return _measured(column.key, cell.summaries.get(column.key))
+    if column.kind == 'reference':
+        return _figure(cell.entry.reference, column.key)
     if column.key == 'n':
         return Entry(_share(len(cell.done), len(cell.runs)), float(len(cell.done)))
     if column.key == 'parameters':
@@ -95,6 +106,12 @@ def _field(baseline: Mapping[str, Any], cell: collect.CellResult, column: Column
     shown = plan.show(value) if is_base or value != base else ''
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return Entry(shown, value if is_number else plan.show(value))
+
+
+def _figure(reference: Mapping[str, float | str], title: str) -> Entry:
+    if title not in reference:
+        return Entry('', None)
+    return Entry(plan.show(reference[title]), reference[title])
 
 
 def _measured(key: str, summary: stats.Summary | None) -> Entry:

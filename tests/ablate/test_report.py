@@ -8,7 +8,7 @@ import pytest
 import standin
 
 from jaxformer import files
-from jaxformer.ablate import collect, curves, launch, report
+from jaxformer.ablate import collect, curves, launch, plan, report
 from jaxformer.errors import RunError, UserError
 
 CELLS = "product({'model.num_heads': (8, 1, 16)})"  # d_k 64, 512 and 32
@@ -95,6 +95,51 @@ def test_a_grid_that_has_hardly_begun_can_be_reported(tmp_path):
     markdown = (tmp_path / 'grid' / 'report.md').read_text()
     assert 'base num_heads=8, seed 0: preempted at step 5: SIGTERM' in markdown
     assert '(1) num_heads=1, seeds 0, 1: not started' in markdown
+
+
+FIGURES = """
+REFERENCE = 'a paper'
+
+
+def reference():
+    return {'paper row': 'base', 'paper PPL': 4.92}, {}, {'paper row': 'A', 'paper PPL': 5.0}
+
+
+def notes():
+    return ('First <b>note</b>.', 'counts:\\n- one')
+"""
+
+
+def test_figures_of_others_stand_beside_ours_and_notes_below(tmp_path):
+    grid = standin.make_plan(tmp_path, CELLS, FIGURES)
+    launch.run(grid, tmp_path / 'grid', 2, standin.Standin(), say=lambda line: None)
+    written = report.write(tmp_path / 'grid')
+    markdown = written['md'].read_text()
+    head, _, base, one, two = (line[2:-2].split(' | ') for line in markdown.splitlines() if line.startswith('|'))
+    column = head.index('paper PPL')
+    assert head[column - 2 : column] == ['time', 'paper row']
+    assert [row[column - 1 : column + 1] for row in (base, one, two)] == [['base', '4.92'], ['', ''], ['A', '5.0']]
+    assert 'paper row, paper PPL: as printed in a paper.' in markdown
+    assert [row['paper PPL'] for row in rows(tmp_path / 'grid')] == ['4.92', '', '5.0']
+    assert '## Notes\n\nFirst <b>note</b>.\n\ncounts:\n- one\n' in markdown
+    html = written['html'].read_text()
+    assert 'First &lt;b&gt;note&lt;/b&gt;.' in html
+    assert '<td class="reference" data-order="4.92">4.92</td>' in html
+
+
+def test_the_largest_deviation_in_parameters_is_stated(tmp_path):
+    counts = {8: 1000, 1: 1009, 16: 985}
+    grid = plan.resolve(plan.read(standin.grid_file(tmp_path, CELLS)), count=lambda cfg: counts[cfg.model.num_heads])
+    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
+    assert dict(report.lint(collect.collect(tmp_path / 'grid')))['parameters'] == (
+        'base 1,000; largest deviation -1.50%, (2); beyond 1%: (2)'
+    )
+    counts[16] = 992
+    grid = plan.resolve(plan.read(standin.grid_file(tmp_path, CELLS)), count=lambda cfg: counts[cfg.model.num_heads])
+    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
+    assert dict(report.lint(collect.collect(tmp_path / 'grid')))['parameters'] == (
+        'base 1,000; largest deviation +0.90%, (1); none beyond 1%'
+    )
 
 
 def test_no_grid_no_report(tmp_path):
