@@ -3,12 +3,11 @@
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxformer.errors import UserError
 
-if TYPE_CHECKING:
-    from jaxformer.config import Config
+Config = Any  # jaxformer.config.Config, which is to the right of this file
 
 MIXERS = ('attention', 'static', 'linformer', 'conv', 'rnn', 'lstm', 'gru')
 
@@ -74,7 +73,7 @@ WITH_ENCODER, WITH_DECODER = ('seq2seq', 'mlm', 'classifier'), ('seq2seq', 'lm')
 Problem = tuple[str, str]  # (field, what it must be), for `refused`
 
 
-def validate(cfg: 'Config') -> None:
+def validate(cfg: Config) -> None:
     """Refuses what cannot work, before any device is touched. Changes nothing.
 
     Raises:
@@ -116,7 +115,7 @@ def kind_of_data(name: str) -> str | None:
     return 'pairs' if '/' in name else DATA_KINDS.get(name)
 
 
-def stacks(cfg: 'Config') -> dict[str, str]:
+def stacks(cfg: Config) -> dict[str, str]:
     """{field of its mixer: the mixer} of each stack that the family has."""
     model = cfg.model
     used = {}
@@ -127,7 +126,7 @@ def stacks(cfg: 'Config') -> dict[str, str]:
     return used
 
 
-def _model(cfg: 'Config') -> Iterable[Problem]:
+def _model(cfg: Config) -> Iterable[Problem]:
     model = cfg.model
     if model.num_heads % model.num_kv_heads:
         yield 'model.num_kv_heads', f'a divisor of model.num_heads={model.num_heads}'
@@ -145,7 +144,7 @@ def _model(cfg: 'Config') -> Iterable[Problem]:
         yield 'model.conv.dilations', 'one or more integers of at least 1, used by the layers in turn'
 
 
-def _ids(cfg: 'Config') -> Iterable[Problem]:
+def _ids(cfg: Config) -> Iterable[Problem]:
     model = cfg.model
     for name in ('pad', 'start', 'mask'):
         if model.vocab_size and get(model.ids, name) >= model.vocab_size:
@@ -157,7 +156,7 @@ def _ids(cfg: 'Config') -> Iterable[Problem]:
         yield 'train.masking.random', f'at most 1 - train.masking.replaced={masking.replaced}'
 
 
-def _mixers(cfg: 'Config') -> Iterable[Problem]:
+def _mixers(cfg: Config) -> Iterable[Problem]:
     used = stacks(cfg)
     pattern = cfg.model.attention.pattern
     for path, mixer in used.items():
@@ -176,7 +175,7 @@ def _mixers(cfg: 'Config') -> Iterable[Problem]:
                 yield path, f'attention with model.attention.score={cfg.model.attention.score}: {mixer} scores nothing'
 
 
-def _attention(cfg: 'Config') -> Iterable[Problem]:
+def _attention(cfg: Config) -> Iterable[Problem]:
     attention = cfg.model.attention
     if attention.pattern == 'window2d' and attention.shift >= attention.window:
         yield 'model.attention.shift', f'below model.attention.window={attention.window}'
@@ -185,7 +184,7 @@ def _attention(cfg: 'Config') -> Iterable[Problem]:
         yield 'model.attention.global_positions', 'one or more positions, counted from 0, with pattern global_local'
 
 
-def _positions(cfg: 'Config') -> Iterable[Problem]:
+def _positions(cfg: Config) -> Iterable[Problem]:
     model = cfg.model
     if model.position in ('rotary', 'alibi', 't5_relative'):
         allowed = ('attention', 'linformer') if model.position == 'rotary' else ('attention',)
@@ -202,7 +201,7 @@ def _positions(cfg: 'Config') -> Iterable[Problem]:
         yield 'model.relative.max_distance', f'above half of model.relative.num_buckets={model.relative.num_buckets}'
 
 
-def _data(cfg: 'Config') -> Iterable[Problem]:
+def _data(cfg: Config) -> Iterable[Problem]:
     data, family = cfg.data, cfg.model.family
     kind = kind_of_data(data.name)
     if kind is None:
@@ -234,7 +233,7 @@ def _data(cfg: 'Config') -> Iterable[Problem]:
         yield 'data.min_length', f'at most data.max_length={data.max_length}'
 
 
-def _lengths(cfg: 'Config') -> Iterable[Problem]:
+def _lengths(cfg: Config) -> Iterable[Problem]:
     buckets, model = cfg.data.buckets, cfg.model
     sides = 2 if model.family == 'seq2seq' else 1
     if not buckets:
@@ -259,7 +258,7 @@ def _lengths(cfg: 'Config') -> Iterable[Problem]:
             )
 
 
-def _mesh(cfg: 'Config') -> Iterable[Problem]:
+def _mesh(cfg: Config) -> Iterable[Problem]:
     if [cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.model, cfg.mesh.seq].count(-1) > 1:
         raise UserError('config.mesh: more than one axis is -1; only one can take the devices that are left')
     for path in ('mesh.data', 'mesh.fsdp', 'mesh.model', 'mesh.seq'):

@@ -26,19 +26,38 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     'F': ('model',),
     'V': ('model',),
 }
-"""Letter → mesh axes; a letter that is not here is not divided."""
+"""Letter → mesh axes; a letter that is not here, and _ (a dimension without one), is not divided."""
 
 _LAYERS = r'^(encoder|decoder)/layers/'
 PARAMETERS: tuple[tuple[str, str], ...] = (
     (r'^(source_)?embedding$', 'VD'),
     (r'^softmax$', 'VD'),
-    (r'^(encoder|decoder)/position/table$', 'TD'),
-    (r'^(encoder|decoder)/final_norm/(scale|bias)$', 'D'),
+    (r'^softmax_bias$', 'V'),
+    (r'^token_types$', '_D'),
+    (r'^(transform|pooler)$', 'D_'),
+    (r'^(transform|pooler)_bias$', '_'),
+    (r'^classes$', 'DY'),
+    (r'^classes_bias$', 'Y'),
+    (r'^(encoder|decoder)/position/table$', 'MD'),
+    (r'^(encoder|decoder)/position/relative_bias$', '__H'),
+    (r'^(transform_norm|(encoder|decoder)/(embedding|final)_norm)/(scale|bias)$', 'D'),
     (_LAYERS + r'\w+_norm/(scale|bias)$', 'ND'),
-    (_LAYERS + r'(self|cross)_attention/query$', 'NDHK'),
-    (_LAYERS + r'(self|cross)_attention/key$', 'NDGK'),
-    (_LAYERS + r'(self|cross)_attention/value$', 'NDGE'),
-    (_LAYERS + r'(self|cross)_attention/out$', 'NHED'),
+    (_LAYERS + r'(self|cross)_\w+/query$', 'NDHK'),
+    (_LAYERS + r'(self|cross)_\w+/key$', 'NDGK'),
+    (_LAYERS + r'(self|cross)_\w+/value$', 'NDGE'),
+    (_LAYERS + r'(self_(attention|linformer|static)|cross_attention)/out$', 'NHED'),
+    (_LAYERS + r'(self|cross)_\w+/(query_bias|score)$', 'NHK'),
+    (_LAYERS + r'(self|cross)_\w+/key_bias$', 'NGK'),
+    (_LAYERS + r'(self|cross)_\w+/value_bias$', 'NGE'),
+    (_LAYERS + r'(self|cross)_\w+/out_bias$', 'ND'),
+    (_LAYERS + r'self_static/mixing$', 'NHMM'),
+    (_LAYERS + r'self_linformer/(key|value)_projection$', 'NPM'),
+    (_LAYERS + r'self_conv/kernel$', 'NWDR'),
+    (_LAYERS + r'self_conv/bias$', 'NR'),
+    (_LAYERS + r'self_(rnn|lstm|gru)/(forward|backward)/i\w*/kernel$', 'NDR'),
+    (_LAYERS + r'self_(rnn|lstm|gru)/(forward|backward)/h\w*/kernel$', 'NRR'),
+    (_LAYERS + r'self_(rnn|lstm|gru)/(forward|backward)/\w+/bias$', 'NR'),
+    (_LAYERS + r'self_(rnn|lstm|gru)/out$', 'NRD'),
     (_LAYERS + r'feed_forward/(inner|gate)$', 'NDF'),
     (_LAYERS + r'feed_forward/inner_bias$', 'NF'),
     (_LAYERS + r'feed_forward/outer$', 'NFD'),
@@ -121,7 +140,9 @@ def _parameter_part(path: str) -> str:
     return re.sub(r'^(params/|opt_state/\d+/(mu|nu|trace)/)', '', path)
 
 
-BATCH = {'source': 'BS', 'target': 'BT', 'example_id': 'B'}
+BATCH = {
+    'source': 'BS', 'target': 'BT', 'tokens': 'BT', 'segment': 'BT', 'label': 'BT', 'example_id': 'B',
+}  # fmt: skip
 """Name of a batch's array → its letters."""
 
 
@@ -131,7 +152,7 @@ def put_batch(batch: dict[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
     placed = {}
     for name, rows in batch.items():
         shape = (rows.shape[0] * processes, *rows.shape[1:])
-        sharding = NamedSharding(mesh, spec(BATCH[name], mesh, shape, f'batch {name}'))
+        sharding = NamedSharding(mesh, spec(BATCH[name][: rows.ndim], mesh, shape, f'batch {name}'))
         placed[name] = jax.make_array_from_process_local_data(sharding, rows, shape)
     return placed
 

@@ -1,38 +1,22 @@
 """What a block is made of: norm, feed-forward, the residual wrapper, and the block itself."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
 from jaxformer.model import ops
-from jaxformer.model.mixers import MIXERS, MultiHeadAttention
+from jaxformer.model.attention import Context, CrossAttention, Maps
+from jaxformer.model.mixers import MIXERS
 
 Array = jax.Array
-Maps = dict[str, Array]
 
 # Numbers of the places where a block draws a dropout mask, folded into its key.
 SELF, CROSS, FEED_FORWARD, WEIGHTS, INNER, OUTPUT = range(6)
-
-
-@flax.struct.dataclass
-class Context:
-    """What every block of a stack is given beside its own input.
-
-    memory_BSD: encoder output, or None where its keys and values are in the cache.
-    self_mask, memory_mask: boolean, broadcastable to [B, H, T, S].
-    start: position of the first row of x (0, or the length of what the cache holds).
-    key_2: dropout key, or None for a deterministic pass.
-    """
-
-    self_mask: Array
-    memory_BSD: Array | None = None
-    memory_mask: Array | None = None
-    start: Array | int = 0
-    key_2: Array | None = None
 
 
 class Norm(nn.Module):
@@ -54,75 +38,125 @@ class Norm(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Position-wise feed-forward (AIAYN eq. 2); geglu and swiglu gate it (Shazeer 2020) with a third matrix."""
+    """Position-wise feed-forward (AIAYN eq. 2); geglu and swiglu gate it (Shazeer 2020) with a third matrix.
+
+    gain: factor on the initial matrices (DeepNorm's β).
+    """
 
     cfg: ModelConfig
+    gain: float = 1.0
 
     @nn.compact
     def __call__(self, x_BTD: Array, dropout: Callable[[Array], Array]) -> Array:
         cfg = self.cfg
-        activation, gated = ACTIVATIONS[cfg.feed_forward]
-        dtype = jnp.dtype(cfg.precision.parameters)
-        glorot, zeros = nn.initializers.xavier_uniform(), nn.initializers.zeros
-        inner = self.param('inner', glorot, (cfg.d_model, cfg.d_ff), dtype).astype(x_BTD.dtype)
-        inner_bias = self.param('inner_bias', zeros, (cfg.d_ff,), dtype).astype(x_BTD.dtype)
-        outer = self.param('outer', glorot, (cfg.d_ff, cfg.d_model), dtype).astype(x_BTD.dtype)
-        outer_bias = self.param('outer_bias', zeros, (cfg.d_model,), dtype).astype(x_BTD.dtype)
-        h_BTF = activation(jnp.einsum('BTD,DF->BTF', x_BTD, inner) + inner_bias)
+        kind, gated = ACTIVATIONS[cfg.feed_forward]
+        activation = activation_function(kind, cfg.gelu)
+        parameters, dtype = jnp.dtype(cfg.precision.parameters), x_BTD.dtype
+        glorot = nn.initializers.variance_scaling(self.gain**2, 'fan_avg', 'uniform')
+
+        def bias(name: str, size: int) -> Array | float:
+            if cfg.feed_forward_bias == 'off':
+                return 0.0
+            return self.param(name, nn.initializers.zeros, (size,), parameters).astype(dtype)
+
+        inner = self.param('inner', glorot, (cfg.d_model, cfg.d_ff), parameters).astype(dtype)
+        h_BTF = activation(jnp.einsum('BTD,DF->BTF', x_BTD, inner) + bias('inner_bias', cfg.d_ff))
+        outer = self.param('outer', glorot, (cfg.d_ff, cfg.d_model), parameters).astype(dtype)
         if gated:
-            gate = self.param('gate', glorot, (cfg.d_model, cfg.d_ff), dtype).astype(x_BTD.dtype)
+            gate = self.param('gate', glorot, (cfg.d_model, cfg.d_ff), parameters).astype(dtype)
             h_BTF = h_BTF * jnp.einsum('BTD,DF->BTF', x_BTD, gate)
-        return jnp.einsum('BTF,FD->BTD', dropout(h_BTF), outer) + outer_bias
+        return jnp.einsum('BTF,FD->BTD', dropout(h_BTF), outer) + bias('outer_bias', cfg.d_model)
 
 
-ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], bool]] = {
-    'relu': (jax.nn.relu, False),
-    'gelu': (jax.nn.gelu, False),
-    'silu': (jax.nn.silu, False),
-    'geglu': (jax.nn.gelu, True),
-    'swiglu': (jax.nn.silu, True),
+ACTIVATIONS: dict[str, tuple[str, bool]] = {
+    'relu': ('relu', False),
+    'gelu': ('gelu', False),
+    'silu': ('silu', False),
+    'geglu': ('gelu', True),
+    'swiglu': ('silu', True),
 }
+"""model.feed_forward → (activation, whether it is gated)."""
 
 
-def residual(order: str, x_BTD: Array, branch: Callable[[Array], Array], norm: Callable[[Array], Array]) -> Array:
+def activation_function(kind: str, gelu: str) -> Callable[[Array], Array]:
+    """relu, silu, or the gelu that model.gelu names: by the error function, or its approximation by tanh."""
+    if kind == 'gelu':
+        return functools.partial(jax.nn.gelu, approximate=gelu == 'tanh')
+    return {'relu': jax.nn.relu, 'silu': jax.nn.silu}[kind]
+
+
+def deepnorm(cfg: ModelConfig, causal: bool) -> tuple[float, float]:
+    """(α of the residual, β of the initial values) of a stack (Wang et al. 2022, Figure 2); (1, 1) in other orders.
+
+    Args:
+      causal: the decoder's, or that of a decoder-only model.
+    """
+    if cfg.residual != 'deepnorm':
+        return 1.0, 1.0
+    N, M = cfg.encoder_layers, cfg.decoder_layers
+    if cfg.family == 'seq2seq' and causal:
+        return (3 * M) ** 0.25, (12 * M) ** -0.25
+    if cfg.family == 'seq2seq':
+        return 0.81 * (N**4 * M) ** 0.0625, 0.87 * (N**4 * M) ** -0.0625
+    layers = M if causal else N
+    return (2 * layers) ** 0.25, (8 * layers) ** -0.25
+
+
+def residual(
+    order: str,
+    x_BTD: Array,
+    branch: Callable[[Array], Array],
+    norm: Callable[[Array], Array],
+    out_norm: Callable[[Array], Array] | None = None,
+    alpha: float = 1.0,
+) -> Array:
     """Puts a sublayer into its shell: the only place where residual and norm meet.
 
     Args:
-      order: post LN(x+F(x)) (AIAYN 3.1) | pre x+F(LN(x)) | branch x+LN(F(x)) | none LN(F(x)), a chain.
-      branch: F, dropout included.
+      order: post LN(x+F(x)) (AIAYN 3.1) | pre x+F(LN(x)) | branch x+LN(F(x)) | sandwich x+LN'(F(LN(x))) (Ding et al.
+        2021, 2.3) | deepnorm LN(αx+F(x)) (Wang et al. 2022) | none LN(F(x)), a chain.
+      branch: F, dropout included. out_norm: LN' of sandwich. alpha: α of deepnorm.
     """
-    y_BTD = branch(norm(x_BTD) if order == 'pre' else x_BTD)
+    y_BTD = branch(norm(x_BTD) if order in ('pre', 'sandwich') else x_BTD)
     if order == 'post':
         return norm(x_BTD + y_BTD)
     if order == 'pre':
         return x_BTD + y_BTD
     if order == 'branch':
         return x_BTD + norm(y_BTD)
+    if order == 'sandwich':
+        assert out_norm is not None
+        return x_BTD + out_norm(y_BTD)
+    if order == 'deepnorm':
+        return norm(alpha * x_BTD + y_BTD)
     return norm(y_BTD)
 
 
 class Block(nn.Module):
-    """One layer: self-attention, attention to a memory where `cross`, feed-forward, each in the residual wrapper."""
+    """One layer: self mixer, attention to a memory where `cross`, feed-forward, each in the residual wrapper."""
 
     cfg: ModelConfig
+    mixer: str
+    causal: bool
     cross: bool
 
     @nn.compact
     def __call__(
-        self, x_BTD: Array, layer: Array, cache: dict[str, Array] | None, context: Context, keep_maps: bool
-    ) -> tuple[Array, tuple[dict[str, Array] | None, Maps]]:
+        self, x_BTD: Array, layer: Array, cache: dict[str, Any] | None, context: Context, keep_maps: bool
+    ) -> tuple[Array, tuple[dict[str, Any] | None, Maps]]:
         """Runs the layer.
 
         Args:
-          layer: its index, for the dropout masks.
-          cache: key/value [B, S, G, K|E] and cross_key/cross_value of this layer, or None without a cache.
+          layer: its index, for dropout masks, patterns and dilations.
+          cache: of this layer {'self': the mixer's, 'cross': {'key', 'value'}}, or None without a cache.
 
         Returns:
           (x_BTD, (the cache with this input written, attention maps [B, H, T, S] by name if `keep_maps`)).
         """
         cfg = self.cfg
+        alpha, gain = deepnorm(cfg, self.causal)
         maps: Maps = {}
-        cache = dict(cache) if cache is not None else None
+        new_cache: dict[str, Any] = {}
 
         def drop(rate: float, *site: int) -> Callable[[Array], Array]:
             key_2 = context.key_2
@@ -134,36 +168,29 @@ class Block(nn.Module):
             def branch(h: Array) -> Array:
                 return drop(cfg.dropout.residual, site, OUTPUT)(function(h))
 
-            return residual(cfg.residual, x, branch, Norm(cfg, name=f'{name}_norm'))
+            out_norm = Norm(cfg, name=f'{name}_out_norm') if cfg.residual == 'sandwich' else None
+            return residual(cfg.residual, x, branch, Norm(cfg, name=f'{name}_norm'), out_norm, alpha)
 
-        def self_attention(h: Array) -> Array:
-            attention = MIXERS[cfg.mixer](cfg, name='self_attention')
-            k, v = attention.keys_values(h)
-            if cache is not None:
-                k = cache['key'] = jax.lax.dynamic_update_slice_in_dim(cache['key'], k, context.start, axis=1)
-                v = cache['value'] = jax.lax.dynamic_update_slice_in_dim(cache['value'], v, context.start, axis=1)
-            y, maps['self'] = attention(h, k, v, context.self_mask, drop(cfg.dropout.attention, SELF, WEIGHTS))
+        def self_mixer(h: Array) -> Array:
+            mixer = MIXERS[self.mixer](cfg, causal=self.causal, gain=gain, name=f'self_{self.mixer}')
+            weights = drop(cfg.dropout.attention, SELF, WEIGHTS)
+            y, new_cache['self'], more = mixer(h, cache and cache['self'], context, layer, weights)
+            maps.update(more)
             return y
 
         def cross_attention(h: Array) -> Array:
-            attention = MultiHeadAttention(cfg, name='cross_attention')
-            assert context.memory_mask is not None
-            if context.memory_BSD is not None:
-                k, v = attention.keys_values(context.memory_BSD)
-            else:
-                assert cache is not None
-                k, v = cache['cross_key'], cache['cross_value']
-            if cache is not None:
-                cache['cross_key'], cache['cross_value'] = k, v
-            y, maps['cross'] = attention(h, k, v, context.memory_mask, drop(cfg.dropout.attention, CROSS, WEIGHTS))
+            attention = CrossAttention(cfg, gain, name='cross_attention')
+            weights = drop(cfg.dropout.attention, CROSS, WEIGHTS)
+            y, new_cache['cross'], more = attention(h, cache and cache['cross'], context, weights)
+            maps.update(more)
             return y
 
         def feed_forward(h: Array) -> Array:
-            return FeedForward(cfg, name='feed_forward')(h, drop(cfg.dropout.feed_forward, FEED_FORWARD, INNER))
+            return FeedForward(cfg, gain, name='feed_forward')(h, drop(cfg.dropout.feed_forward, FEED_FORWARD, INNER))
 
-        x_BTD = sublayer(x_BTD, SELF, 'self_attention', self_attention)
+        x_BTD = sublayer(x_BTD, SELF, f'self_{self.mixer}', self_mixer)
         if self.cross:
             x_BTD = sublayer(x_BTD, CROSS, 'cross_attention', cross_attention)
         if cfg.feed_forward != 'none':
             x_BTD = sublayer(x_BTD, FEED_FORWARD, 'feed_forward', feed_forward)
-        return x_BTD, (cache, maps if keep_maps else {})
+        return x_BTD, (None if cache is None else new_cache, maps if keep_maps else {})

@@ -4,6 +4,7 @@ Masks are boolean, True where a query may look at a key, and combine by logical 
 to hide it. Dimensions are the letters of `jaxformer/config.py`.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -22,6 +23,37 @@ def causal_mask(T: int, S: int, offset: Array | int = 0) -> Array:
 def padding_mask(tokens_BS: Array, pad: int) -> Array:
     """[B, 1, 1, S]: keys that are not padding."""
     return (tokens_BS != pad)[:, None, None, :]
+
+
+def local_mask(query_BT: Array, key_BS: Array, window: int) -> Array:
+    """[B, 1, T, S]: keys at most `window` positions away from the query (Beltagy et al. 2020, 3.1).
+
+    Args:
+      query_BT, key_BS: positions; a leading axis of 1 where all rows share them.
+    """
+    return (jnp.abs(query_BT[:, :, None] - key_BS[:, None, :]) <= window)[:, None]
+
+
+def global_local_mask(query_BT: Array, key_BS: Array, window: int, global_positions: tuple[int, ...]) -> Array:
+    """[B, 1, T, S]: the local mask, and all of the rows and columns of some positions (Beltagy et al. 2020, 3.1)."""
+    among = jnp.asarray(global_positions)
+    global_BT, global_BS = jnp.isin(query_BT, among), jnp.isin(key_BS, among)
+    return local_mask(query_BT, key_BS, window) | (global_BT[:, :, None] | global_BS[:, None, :])[:, None]
+
+
+def window2d_mask(query_BT: Array, key_BS: Array, window: int, grid_width: int, shift: Array | int) -> Array:
+    """[B, 1, T, S]: keys in the same square of `window` × `window` as the query (Liu et al. 2021, 3.2).
+
+    Position p lies at row p // grid_width and column p % grid_width. The squares begin `shift` rows and columns into
+    the grid, and what is left over at its edges are smaller ones: the windows that Swin's cyclic shift leaves after its
+    mask.
+    """
+
+    def square(position: Array) -> Array:
+        row, column = (position // grid_width - shift) // window, (position % grid_width - shift) // window
+        return row * (grid_width + 2) + column  # columns count from -1 to at most grid_width
+
+    return (square(query_BT)[:, :, None] == square(key_BS)[:, None, :])[:, None]
 
 
 def masked_softmax(scores: Array, mask: Array, dtype: DTypeLike) -> Array:
@@ -46,6 +78,14 @@ def dot_scores(q_BTHK: Array, k_BSGK: Array, scale: float) -> Array:
     return scores.reshape(B, H, T, k_BSGK.shape[1])
 
 
+def additive_scores(q_BTHK: Array, k_BSGK: Array, v_HK: Array) -> Array:
+    """[B, H, T, S]: v · tanh(q + k) of each head (Bahdanau et al. 2015, A.1.2), summed in float32."""
+    H, G = q_BTHK.shape[2], k_BSGK.shape[2]
+    k_BSHK = jnp.repeat(k_BSGK, H // G, axis=2)
+    inner_BTSHK = jnp.tanh(q_BTHK[:, :, None] + k_BSHK[:, None])
+    return jnp.einsum('BTSHK,HK->BHTS', inner_BTSHK, v_HK.astype(q_BTHK.dtype), preferred_element_type=jnp.float32)
+
+
 def weighted_values(p_BHTS: Array, v_BSGE: Array) -> Array:
     """[B, T, H, E]: the mean of the values under the weights."""
     B, H, T, S = p_BHTS.shape
@@ -54,15 +94,31 @@ def weighted_values(p_BHTS: Array, v_BSGE: Array) -> Array:
     return jnp.einsum('BGRTS,BSGE->BTGRE', p, v_BSGE).reshape(B, T, H, E)
 
 
-def scaled_dot_product_attention(
-    q_BTHK: Array,
-    k_BSGK: Array,
+def attend(
+    scores_BHTS: Array,
     v_BSGE: Array,
     mask_BHTS: Array,
     *,
-    scale: float | None = None,
     softmax_dtype: DTypeLike = jnp.float32,
     dropout: Callable[[Array], Array] = lambda weights: weights,
+) -> tuple[Array, Array]:
+    """The values under the softmax of the scores over the allowed keys.
+
+    Args:
+      scores_BHTS: float. v_BSGE: values; G divides H.
+      mask_BHTS: boolean, broadcastable; True = may attend. A row that allows nothing gives zeros.
+      softmax_dtype: precision of the softmax.
+      dropout: applied to the weights.
+
+    Returns:
+      (y_BTHE in the dtype of v, weights_BHTS before dropout in `softmax_dtype`).
+    """
+    weights = masked_softmax(scores_BHTS, mask_BHTS, softmax_dtype)
+    return weighted_values(dropout(weights).astype(v_BSGE.dtype), v_BSGE), weights
+
+
+def scaled_dot_product_attention(
+    q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, mask_BHTS: Array, *, scale: float | None = None
 ) -> tuple[Array, Array]:
     """softmax(q kᵀ · scale) v over the allowed keys (AIAYN eq. 1).
 
@@ -70,15 +126,12 @@ def scaled_dot_product_attention(
       q_BTHK: queries. k_BSGK, v_BSGE: keys and values; G divides H, E is free.
       mask_BHTS: boolean, broadcastable; True = may attend. A row that allows nothing gives zeros.
       scale: factor on q·k; None is 1/√K.
-      softmax_dtype: precision of the softmax.
-      dropout: applied to the weights.
 
     Returns:
-      (y_BTHE in the dtype of v, weights_BHTS before dropout in `softmax_dtype`).
+      (y_BTHE in the dtype of v, weights_BHTS in float32).
     """
     scale = q_BTHK.shape[-1] ** -0.5 if scale is None else scale
-    weights = masked_softmax(dot_scores(q_BTHK, k_BSGK, scale), mask_BHTS, softmax_dtype)
-    return weighted_values(dropout(weights).astype(v_BSGE.dtype), v_BSGE), weights
+    return attend(dot_scores(q_BTHK, k_BSGK, scale), v_BSGE, mask_BHTS)
 
 
 def layer_norm(x_BTD: Array, scale_D: Array, bias_D: Array, epsilon: float) -> Array:
@@ -96,15 +149,66 @@ def rms_norm(x_BTD: Array, scale_D: Array, epsilon: float) -> Array:
     return (x * jax.lax.rsqrt(square + epsilon) * scale_D).astype(x_BTD.dtype)
 
 
-def sinusoids(position_T: Array, D: int) -> Array:
-    """[T, D] float32: sin at even columns 2i and cos at odd ones, of position / 10000^(2i/D) (AIAYN 3.5).
+def sinusoids(position: Array, D: int, layout: str = 'interleaved') -> Array:
+    """[…, D] float32: sin at even columns 2i and cos at odd ones, of position / 10000^(2i/D) (AIAYN 3.5).
 
-    An odd D ends with a sine, whose cosine is left out.
+    An odd D ends with a sine, whose cosine is left out. Layout 'halves' has the sines first, then the cosines.
     """
     column = jnp.arange(D)
+    if layout == 'halves':
+        column = jnp.concatenate([column[::2], column[1::2]])
     rate = 10_000.0 ** (-(column - column % 2) / D)
-    angle_TD = position_T.astype(jnp.float32)[:, None] * rate
-    return jnp.where(column % 2 == 0, jnp.sin(angle_TD), jnp.cos(angle_TD))
+    angle = position.astype(jnp.float32)[..., None] * rate
+    return jnp.where(column % 2 == 0, jnp.sin(angle), jnp.cos(angle))
+
+
+def rotary(x_BTHK: Array, position_BT: Array, base: float, layout: str) -> Array:
+    """Pairs of columns turned by position · base^(−2i/K) (Su et al. 2021, eq. 34), so that q·k depends on distance.
+
+    Args:
+      x_BTHK: queries or keys, K even. position_BT: int32, a leading axis of 1 where all rows share them.
+      layout: 'halves' pairs columns i and i + K/2 (GPT-NeoX, Llama), 'interleaved' 2i and 2i + 1 (the paper).
+    """
+    K = x_BTHK.shape[-1]
+    angle = position_BT.astype(jnp.float32)[:, :, None, None] * base ** (-jnp.arange(0, K, 2) / K)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    x = x_BTHK.astype(jnp.float32)
+    if layout == 'halves':
+        a, b = x[..., : K // 2], x[..., K // 2 :]
+        turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    else:
+        a, b = x[..., ::2], x[..., 1::2]
+        turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
+    return turned.astype(x_BTHK.dtype)
+
+
+def alibi_slopes(H: int) -> Array:
+    """[H] float32: 2^(−8h/H) for h = 1 … H where H is a power of two (Press et al. 2022, 3).
+
+    Otherwise those of the next smaller power, and every other one of the next larger power's.
+    """
+    power = 1 << (H.bit_length() - 1)
+    slopes = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
+    slopes += [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * (H - power), 2)]
+    return jnp.asarray(slopes, jnp.float32)
+
+
+def relative_buckets(distance: Array, num_buckets: int, max_distance: int, causal: bool) -> Array:
+    """Number of the bucket of each key position − query position, in [0, num_buckets) (Raffel et al. 2020, 2.1).
+
+    Half of the buckets hold one distance each, the others grow up to max_distance by the logarithm, and the last one
+    has all that is farther. Causal: one direction, distance 0 for keys that come later; else each direction has half.
+    """
+    behind = jnp.maximum(-distance, 0)
+    first = jnp.zeros_like(distance)
+    if not causal:
+        num_buckets //= 2
+        first = jnp.where(distance > 0, num_buckets, 0)
+        behind = jnp.abs(distance)
+    exact = num_buckets // 2
+    ratio = jnp.log(jnp.maximum(behind, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
+    far = exact + (ratio * (num_buckets - exact)).astype(jnp.int32)
+    return first + jnp.where(behind < exact, behind, jnp.minimum(far, num_buckets - 1))
 
 
 def fold(key_2: Array, *numbers: Array | int) -> Array:
@@ -117,6 +221,14 @@ def fold(key_2: Array, *numbers: Array | int) -> Array:
     return jnp.stack([a, b])
 
 
+def random_bits(key_2: Array, shape: tuple[int, ...]) -> Array:
+    """uint32 of the shape, each a hash of (key, position in the whole array). At most 2³² elements."""
+    index = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape):
+        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return _avalanche(_avalanche(index ^ key_2[0]) + key_2[1])
+
+
 def dropout(x: Array, rate: float, key_2: Array) -> Array:
     """x with each element zeroed with probability `rate` and the others divided by 1 − rate.
 
@@ -126,10 +238,7 @@ def dropout(x: Array, rate: float, key_2: Array) -> Array:
     Args:
       x: any shape with fewer than 2³² elements. rate: in [0, 1). key_2: uint32[2], from `fold`.
     """
-    index = jnp.zeros(x.shape, jnp.uint32)
-    for axis, size in enumerate(x.shape):
-        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-    bits = _avalanche(_avalanche(index ^ key_2[0]) + key_2[1])
+    bits = random_bits(key_2, x.shape)
     keep = bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
     return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))
 

@@ -1,4 +1,7 @@
-"""How a stack learns the order of its inputs. Each kind shares one interface that is the identity by default."""
+"""How a stack learns the order of its inputs. Each kind shares one interface that is the identity by default.
+
+Positions are given as int32 [B, T], with a leading axis of 1 where all rows share them (the usual case).
+"""
 
 import flax.linen as nn
 import jax
@@ -8,23 +11,39 @@ from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model import ops
 
+Array = jax.Array
+
 
 class NoPosition(nn.Module):
-    """No positions: the stack is permutation-equivariant."""
+    """No positions: a stack without masks is permutation-equivariant.
+
+    length: N, the layers of the stack. causal: whether they look back only.
+    """
 
     cfg: ModelConfig
+    length: int
+    causal: bool
 
-    def embed(self, x_BTD: jax.Array, start: jax.Array | int) -> jax.Array:
-        """Adds positions start … start + T − 1 to embeddings."""
+    def embed(self, x_BTD: Array, position_BT: Array) -> Array:
+        """Adds to the embeddings what stands for their positions."""
         return x_BTD
+
+    @staticmethod
+    def rotate(cfg: ModelConfig, x_BTHK: Array, position_BT: Array) -> Array:
+        """Turns queries or keys by their positions; values are never turned."""
+        return x_BTHK
+
+    def bias(self, query_BT: Array, key_BS: Array) -> Array | None:
+        """[L, B, H, T, S] float32 to be added to the scores of self-attention, L being 1 or N; None: nothing."""
+        return None
 
 
 class Sinusoidal(NoPosition):
     """Fixed sines and cosines (AIAYN 3.5); any length."""
 
-    def embed(self, x_BTD: jax.Array, start: jax.Array | int) -> jax.Array:
-        T, D = x_BTD.shape[1:]
-        return x_BTD + ops.sinusoids(start + jnp.arange(T), D).astype(x_BTD.dtype)
+    def embed(self, x_BTD: Array, position_BT: Array) -> Array:
+        rows_BTD = ops.sinusoids(position_BT, x_BTD.shape[-1], self.cfg.sinusoidal.layout)
+        return x_BTD + rows_BTD.astype(x_BTD.dtype)
 
 
 class Learned(NoPosition):
@@ -35,14 +54,58 @@ class Learned(NoPosition):
         dtype = jnp.dtype(self.cfg.precision.parameters)
         self.table = self.param('table', nn.initializers.normal(self.cfg.d_model**-0.5), shape, dtype)
 
-    def embed(self, x_BTD: jax.Array, start: jax.Array | int) -> jax.Array:
-        if x_BTD.shape[1] > self.cfg.max_length:
-            raise UserError(
-                f'config.model.max_length={self.cfg.max_length}: an input of {x_BTD.shape[1]} positions is longer than '
-                'the learned table; give a shorter one, or train with a longer table'
-            )
-        rows_TD = jax.lax.dynamic_slice_in_dim(self.table, start, x_BTD.shape[1])
-        return x_BTD + rows_TD.astype(x_BTD.dtype)
+    def embed(self, x_BTD: Array, position_BT: Array) -> Array:
+        refuse_longer(self.cfg, x_BTD.shape[1], 'the learned table')
+        return x_BTD + self.table[position_BT].astype(x_BTD.dtype)
 
 
-POSITIONS = {'sinusoidal': Sinusoidal, 'learned': Learned, 'none': NoPosition}
+class Rotary(NoPosition):
+    """Queries and keys turned by their positions (Su et al. 2021); any length."""
+
+    @staticmethod
+    def rotate(cfg: ModelConfig, x_BTHK: Array, position_BT: Array) -> Array:
+        return ops.rotary(x_BTHK, position_BT, cfg.rotary.base, cfg.rotary.layout)
+
+
+class Alibi(NoPosition):
+    """Scores fall with the distance, by a fixed slope per head (Press et al. 2022); any length, either direction."""
+
+    def bias(self, query_BT: Array, key_BS: Array) -> Array:
+        distance_BTS = jnp.abs(query_BT[:, :, None] - key_BS[:, None, :]).astype(jnp.float32)
+        return (-ops.alibi_slopes(self.cfg.num_heads)[:, None, None] * distance_BTS[:, None])[None]
+
+
+class T5Relative(NoPosition):
+    """A trained number per head and bucket of distances, added to the scores (Raffel et al. 2020, 2.1); any length."""
+
+    def setup(self) -> None:
+        cfg = self.cfg
+        tables = 1 if cfg.relative.tables == 'shared' else self.length
+        shape = (tables, cfg.relative.num_buckets, cfg.num_heads)
+        initializer = nn.initializers.normal(cfg.d_model**-0.5)
+        self.relative_bias = self.param('relative_bias', initializer, shape, jnp.dtype(cfg.precision.parameters))
+
+    def bias(self, query_BT: Array, key_BS: Array) -> Array:
+        relative = self.cfg.relative
+        distance_BTS = key_BS[:, None, :] - query_BT[:, :, None]
+        bucket_BTS = ops.relative_buckets(distance_BTS, relative.num_buckets, relative.max_distance, self.causal)
+        return jnp.moveaxis(self.relative_bias.astype(jnp.float32)[:, bucket_BTS], -1, 2)
+
+
+def refuse_longer(cfg: ModelConfig, length: int, table: str) -> None:
+    """Raises UserError where an input has more positions than a table by position has rows."""
+    if length > cfg.max_length:
+        raise UserError(
+            f'config.model.max_length={cfg.max_length}: an input of {length} positions is longer than {table}; '
+            'give a shorter one, or train with a longer table'
+        )
+
+
+POSITIONS: dict[str, type[NoPosition]] = {
+    'sinusoidal': Sinusoidal,
+    'learned': Learned,
+    'rotary': Rotary,
+    'alibi': Alibi,
+    't5_relative': T5Relative,
+    'none': NoPosition,
+}

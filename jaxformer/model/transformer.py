@@ -1,4 +1,4 @@
-"""Stacks of blocks and the families of models built of them."""
+"""The families of models built of stacks. A family is called with the tokens of a batch and gives logits."""
 
 from typing import Any
 
@@ -7,78 +7,102 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
-from jaxformer.data.vocab import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.model import ops
-from jaxformer.model.layers import Block, Context, Maps, Norm
-from jaxformer.model.positions import POSITIONS
+from jaxformer.model.attention import Context, Maps
+from jaxformer.model.layers import Norm, activation_function
+from jaxformer.model.stack import Cache, Stack, shared_positions
 
 Array = jax.Array
-Cache = dict[str, Array]
 Params = Any  # a nested dict of arrays
 
-EMBEDDING_SITE = 1_000_000  # dropout site of a stack's input, beyond any layer's index
 
+class Family(nn.Module):
+    """What all families share: the table of embeddings, the softmax over it, and an encoder where there is one.
 
-class Stack(nn.Module):
-    """`length` blocks as one scanned block: parameters carry a leading N axis, and one block is compiled whatever N."""
-
-    cfg: ModelConfig
-    length: int
-    cross: bool
-
-    def setup(self) -> None:
-        self.position = POSITIONS[self.cfg.position](self.cfg)
-        self.layers = Block(self.cfg, self.cross)
-        if self.cfg.residual == 'pre':
-            self.final_norm = Norm(self.cfg)
-
-    def __call__(
-        self, x_BTD: Array, context: Context, cache: Cache | None = None, keep_maps: bool = False
-    ) -> tuple[Array, Cache | None, Maps]:
-        """Runs the stack on embeddings.
-
-        Returns:
-          (y_BTD, the cache with a leading N axis or None, maps [N, B, H, T, S] by name if `keep_maps`).
-        """
-        cfg = self.cfg
-        x_BTD = self.position.embed(x_BTD, context.start)
-        if context.key_2 is not None and cfg.dropout.embedding > 0:
-            x_BTD = ops.dropout(x_BTD, cfg.dropout.embedding, ops.fold(context.key_2, EMBEDDING_SITE))
-
-        def body(block: Block, x: Array, layer_and_cache: tuple[Array, Cache | None]) -> tuple[Array, Any]:
-            return block(x, *layer_and_cache, context, keep_maps)
-
-        if cfg.remat == 'block':
-            body = nn.remat(body, prevent_cse=False)  # a scan keeps XLA from undoing it
-        scanned = nn.scan(
-            body,
-            variable_axes={'params': 0},
-            split_rngs={'params': True},
-            length=self.length,
-            unroll=cfg.scan_unroll or self.length,
-        )
-        x_BTD, (cache, maps) = scanned(self.layers, x_BTD, (jnp.arange(self.length), cache))
-        return (self.final_norm(x_BTD) if cfg.residual == 'pre' else x_BTD), cache, maps
-
-
-class Seq2Seq(nn.Module):
-    """Encoder-decoder (AIAYN Figure 1)."""
+    num_classes: Y, of a classifier.
+    """
 
     cfg: ModelConfig
     vocab_size: int
+    num_classes: int = 0
 
     def setup(self) -> None:
         cfg = self.cfg
-        dtype = jnp.dtype(cfg.precision.parameters)
-        table = nn.initializers.normal(cfg.d_model**-0.5)
-        self.embedding = self.param('embedding', table, (self.vocab_size, cfg.d_model), dtype)
+        self.embedding = self._table('embedding', self.vocab_size)
         if cfg.embedding.tables == 'separate':
-            self.source_embedding = self.param('source_embedding', table, (self.vocab_size, cfg.d_model), dtype)
-        if cfg.embedding.softmax == 'untied':
-            self.softmax = self.param('softmax', table, (self.vocab_size, cfg.d_model), dtype)
-        self.encoder = Stack(cfg, cfg.encoder_layers, cross=False)
-        self.decoder = Stack(cfg, cfg.decoder_layers, cross=True)
+            self.source_embedding = self._table('source_embedding', self.vocab_size)
+        if cfg.embedding.token_types:
+            self.token_types = self._table('token_types', cfg.embedding.token_types)
+        if cfg.family != 'classifier':
+            if cfg.embedding.softmax == 'untied':
+                self.softmax = self._table('softmax', self.vocab_size)
+            if cfg.embedding.softmax_bias == 'on':
+                self.softmax_bias = self._zeros('softmax_bias', self.vocab_size)
+        if cfg.family != 'lm':
+            self.encoder = Stack(cfg, cfg.encoder_layers, cfg.encoder_mixer, causal=False, cross=False)
+        if cfg.family in ('seq2seq', 'lm'):
+            cross = cfg.family == 'seq2seq'
+            self.decoder = Stack(cfg, cfg.decoder_layers, cfg.decoder_mixer, causal=True, cross=cross)
+
+    def _table(self, name: str, rows: int) -> Array:
+        initializer = nn.initializers.normal(self.cfg.d_model**-0.5)
+        return self.param(name, initializer, (rows, self.cfg.d_model), jnp.dtype(self.cfg.precision.parameters))
+
+    def _dense(self, name: str, size: int) -> Array:
+        shape = (self.cfg.d_model, size)
+        return self.param(name, nn.initializers.xavier_uniform(), shape, jnp.dtype(self.cfg.precision.parameters))
+
+    def _zeros(self, name: str, size: int) -> Array:
+        return self.param(name, nn.initializers.zeros, (size,), jnp.dtype(self.cfg.precision.parameters))
+
+    def _embed(self, tokens_BT: Array, table_VD: Array, type_BT: Array | None = None) -> Array:
+        dtype = jnp.dtype(self.cfg.precision.compute)
+        x_BTD = table_VD.astype(dtype)[tokens_BT] * EMBEDDING_SCALES[self.cfg.embedding.scale](self.cfg.d_model)
+        if self.cfg.embedding.token_types:
+            type_BT = jnp.zeros_like(tokens_BT) if type_BT is None else type_BT
+            x_BTD = x_BTD + self.token_types.astype(dtype)[type_BT]
+        return x_BTD
+
+    def _encode(
+        self, tokens_BS: Array, key_2: Array | None, keep_maps: bool, type_BS: Array | None = None
+    ) -> tuple[Array, Array, Maps]:
+        """(y_BSD, which rows are real [B, S], the maps) of the encoder."""
+        valid_BS = tokens_BS != self.cfg.ids.pad
+        position_1S = shared_positions(tokens_BS.shape[1])
+        context = Context(valid_BS, valid_BS[:, None, None, :], position_1S, position_1S, key_2=key_2)
+        table_VD = self.source_embedding if self.cfg.embedding.tables == 'separate' else self.embedding
+        y_BSD, _, maps = self.encoder(self._embed(tokens_BS, table_VD, type_BS), context, keep_maps=keep_maps)
+        return y_BSD, valid_BS, maps
+
+    def _logits(self, y_BTD: Array) -> Array:
+        table_VD = self.softmax if self.cfg.embedding.softmax == 'untied' else self.embedding
+        if self.cfg.embedding.logit_scale == 'rsqrt_d_model':
+            y_BTD = y_BTD * jnp.asarray(self.cfg.d_model**-0.5, y_BTD.dtype)
+        logits_BTV = jnp.einsum('BTD,VD->BTV', y_BTD, table_VD.astype(y_BTD.dtype), preferred_element_type=jnp.float32)
+        if self.cfg.embedding.softmax_bias == 'on':
+            logits_BTV = logits_BTV + self.softmax_bias.astype(jnp.float32)
+        return logits_BTV
+
+    def _extend_context(self, tokens_BT: Array, cache: Cache, length: int) -> Context:
+        """Of T further tokens at position cache['index'], for a decoder whose cache has room for `length`."""
+        T, start = tokens_BT.shape[1], cache['index']
+        if not isinstance(start, jax.core.Tracer) and int(start) + T > length:
+            raise UserError(
+                f'a cache of {length} positions: {int(start)} are written and {T} more do not fit; '
+                'start one with a greater length'
+            )
+        return Context(
+            valid_BT=jnp.ones(tokens_BT.shape, bool),
+            self_mask=ops.causal_mask(T, length, offset=start),
+            position_BT=start + shared_positions(T),
+            key_BS=shared_positions(length),
+            start=start,
+        )
+
+
+class Seq2Seq(Family):
+    """Encoder-decoder (AIAYN Figure 1)."""
 
     def __call__(
         self, source_BS: Array, target_BT: Array, key_2: Array | None = None, collect: tuple[str, ...] = ()
@@ -86,119 +110,258 @@ class Seq2Seq(nn.Module):
         """Logits of every target symbol given the source and the symbols before it (teacher forcing).
 
         Args:
-          source_BS, target_BT: int32 tokens, PAD beyond their ends; the target is the labels, shifted here.
+          source_BS, target_BT: int32 tokens, padding beyond their ends; the target is the labels, shifted here.
           key_2: uint32[2] for dropout, None for a deterministic pass.
-          collect: 'attention' asks for the maps encoder [N,B,H,S,S], decoder [N,B,H,T,T], cross [N,B,H,T,S].
+          collect: 'attention' asks for the maps encoder [N,B,H,S,S], decoder [N,B,H,T,T], cross [N,B,H,T,S]; of a stack
+            whose mixer has a weight for every key.
 
         Returns:
           (logits_BTV in float32, what was collected by name).
         """
         keep_maps = 'attention' in collect
-        encoder_key = None if key_2 is None else ops.fold(key_2, 0)
-        decoder_key = None if key_2 is None else ops.fold(key_2, 1)
-        memory_BSD, source_mask, encoder_maps = self._encode(source_BS, encoder_key, keep_maps)
-        T = target_BT.shape[1]
-        input_BT = shift_right(target_BT)
-        context = Context(
-            self_mask=ops.causal_mask(T, T) & ops.padding_mask(input_BT, PAD),
-            memory_BSD=memory_BSD,
-            memory_mask=source_mask,
-            key_2=decoder_key,
-        )
+        encoder_key, decoder_key = (None, None) if key_2 is None else (ops.fold(key_2, 0), ops.fold(key_2, 1))
+        memory_BSD, valid_BS, encoder_maps = self._encode(source_BS, encoder_key, keep_maps)
+        input_BT, context = decoder_inputs(target_BT, self.cfg)
+        context = context.replace(memory_BSD=memory_BSD, memory_mask=valid_BS[:, None, None, :], key_2=decoder_key)
         y_BTD, _, maps = self.decoder(self._embed(input_BT, self.embedding), context, keep_maps=keep_maps)
-        collected = {}
-        if keep_maps:
-            collected = {'encoder': encoder_maps['self'], 'decoder': maps['self'], 'cross': maps['cross']}
-        return self._logits(y_BTD), collected
+        return self._logits(y_BTD), _named(encoder_maps, encoder='self') | _named(maps, decoder='self', cross='cross')
 
     def start_cache(self, source_BS: Array, length: int) -> Cache:
         """Encodes the source and returns a decoder cache with room for `length` target positions.
 
-        key [N,B,length,G,K], value [N,B,length,G,E] (empty), cross_key [N,B,S,G,K], cross_value [N,B,S,G,E],
-        source_mask [B,1,1,S], index [] int32 (positions written so far).
+        layers: {'self': that of the mixer (key [N,B,length,G,K] and value [N,B,length,G,E] of attention),
+        'cross': {key [N,B,S,G,K], value [N,B,S,G,E]}}, source_mask [B,1,1,S], index [] int32 (positions written so
+        far), room [length] (its shape alone matters).
         """
-        cfg = self.cfg
-        memory_BSD, source_mask, _ = self._encode(source_BS, None, False)
-        N, B, G = cfg.decoder_layers, source_BS.shape[0], cfg.num_kv_heads
-        empty = {
-            'key': jnp.zeros((N, B, length, G, cfg.d_k), memory_BSD.dtype),
-            'value': jnp.zeros((N, B, length, G, cfg.d_v), memory_BSD.dtype),
-        }
+        memory_BSD, valid_BS, _ = self._encode(source_BS, None, False)
+        memory_mask = valid_BS[:, None, None, :]
+        B, dtype = source_BS.shape[0], memory_BSD.dtype
         # A chunk of no tokens: it writes nothing but the keys and values of the memory.
-        context = Context(jnp.ones((1, 1, 0, length), bool), memory_BSD, source_mask)
-        nothing = jnp.zeros((B, 0, cfg.d_model), memory_BSD.dtype)
-        _, cache, _ = self.decoder(nothing, context, empty)
-        assert cache is not None
-        return {**cache, 'source_mask': source_mask, 'index': jnp.int32(0)}
+        nothing = jnp.zeros((B, 0, self.cfg.d_model), dtype)
+        context = self._extend_context(jnp.zeros((B, 0), jnp.int32), {'index': jnp.int32(0)}, length)
+        context = context.replace(memory_BSD=memory_BSD, memory_mask=memory_mask)
+        cache = self.decoder.empty_cache(B, length, dtype) | {'cross': None}
+        _, layers, _ = self.decoder(nothing, context, cache)
+        return {'layers': layers, 'source_mask': memory_mask, 'index': jnp.int32(0), 'room': jnp.zeros(length, bool)}
 
     def extend(self, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits after each of T further target tokens, and the cache with them written (T ≥ 1 at once).
 
-        The caller sees to it that index + T stays within the cache's length: XLA would clamp the write silently.
+        Where index is a value (outside jit) too many tokens are a UserError. Inside jit the caller sees to it that
+        index + T stays within the cache's length: XLA would clamp the write silently.
 
         Args:
-          tokens_BT: decoder inputs at positions index … index + T − 1 (BOS first).
+          tokens_BT: decoder inputs at positions index … index + T − 1 (the start symbol first).
 
         Returns:
           (logits_BTV in float32, cache).
         """
-        layers = {name: cache[name] for name in ('key', 'value', 'cross_key', 'cross_value')}
-        T, length = tokens_BT.shape[1], cache['key'].shape[2]
-        context = Context(
-            self_mask=ops.causal_mask(T, length, offset=cache['index']),
-            memory_mask=cache['source_mask'],
-            start=cache['index'],
-        )
-        y_BTD, written, _ = self.decoder(self._embed(tokens_BT, self.embedding), context, layers)
-        assert written is not None
-        return self._logits(y_BTD), {**cache, **written, 'index': cache['index'] + T}
-
-    def _encode(self, source_BS: Array, key_2: Array | None, keep_maps: bool) -> tuple[Array, Array, Maps]:
-        source_mask = ops.padding_mask(source_BS, PAD)
-        table = self.source_embedding if self.cfg.embedding.tables == 'separate' else self.embedding
-        context = Context(self_mask=source_mask, key_2=key_2)
-        memory_BSD, _, maps = self.encoder(self._embed(source_BS, table), context, keep_maps=keep_maps)
-        return memory_BSD, source_mask, maps
-
-    def _embed(self, tokens_BT: Array, table_VD: Array) -> Array:
-        scale = EMBEDDING_SCALES[self.cfg.embedding.scale](self.cfg.d_model)
-        return table_VD.astype(jnp.dtype(self.cfg.precision.compute))[tokens_BT] * scale
-
-    def _logits(self, y_BTD: Array) -> Array:
-        table_VD = self.softmax if self.cfg.embedding.softmax == 'untied' else self.embedding
-        return jnp.einsum('BTD,VD->BTV', y_BTD, table_VD.astype(y_BTD.dtype), preferred_element_type=jnp.float32)
+        context = self._extend_context(tokens_BT, cache, cache['room'].shape[0])
+        context = context.replace(memory_mask=cache['source_mask'])
+        y_BTD, layers, _ = self.decoder(self._embed(tokens_BT, self.embedding), context, cache['layers'])
+        return self._logits(y_BTD), {**cache, 'layers': layers, 'index': cache['index'] + tokens_BT.shape[1]}
 
 
+class LanguageModel(Family):
+    """Decoder only: each token given the ones before it (GPT, LLaMA)."""
+
+    def __call__(
+        self,
+        tokens_BT: Array,
+        segment_BT: Array | None = None,
+        key_2: Array | None = None,
+        collect: tuple[str, ...] = (),
+        position_BT: Array | None = None,
+    ) -> tuple[Array, Maps]:
+        """Logits of every token given those before it.
+
+        Args:
+          tokens_BT: int32, padding at the end (or at the beginning, with position_BT); shifted here.
+          segment_BT: number of the document of each token, from 1 upwards within a row: no token looks into another
+            document, and positions count from its beginning. None: one document per row.
+          key_2, collect: as of `Seq2Seq`; the maps are decoder [N,B,H,T,T].
+          position_BT: of each input, where they do not count from the row's first.
+
+        Returns:
+          (logits_BTV in float32, what was collected by name).
+        """
+        input_BT, context = decoder_inputs(tokens_BT, self.cfg, segment_BT)
+        if position_BT is not None:
+            context = context.replace(position_BT=position_BT, key_BS=position_BT)
+        context = context.replace(key_2=key_2)
+        x_BTD = self._embed(input_BT, self.embedding)
+        y_BTD, _, maps = self.decoder(x_BTD, context, keep_maps='attention' in collect)
+        return self._logits(y_BTD), _named(maps, decoder='self')
+
+    def start_cache(self, batch_size: int, length: int) -> Cache:
+        """An empty cache with room for `length` positions: layers, index and room as of `Seq2Seq.start_cache`."""
+        layers = self.decoder.empty_cache(batch_size, length, jnp.dtype(self.cfg.precision.compute))
+        return {'layers': layers, 'index': jnp.int32(0), 'room': jnp.zeros(length, bool)}
+
+    def extend(self, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Logits after each of T further tokens, as `Seq2Seq.extend`."""
+        context = self._extend_context(tokens_BT, cache, cache['room'].shape[0])
+        y_BTD, layers, _ = self.decoder(self._embed(tokens_BT, self.embedding), context, cache['layers'])
+        return self._logits(y_BTD), {**cache, 'layers': layers, 'index': cache['index'] + tokens_BT.shape[1]}
+
+
+class MaskedLanguageModel(Family):
+    """Encoder only: each masked token given all the others (BERT)."""
+
+    def setup(self) -> None:
+        super().setup()
+        if self.cfg.head.transform == 'on':
+            self.transform = self._dense('transform', self.cfg.d_model)
+            self.transform_bias = self._zeros('transform_bias', self.cfg.d_model)
+            self.transform_norm = Norm(self.cfg)
+
+    def __call__(
+        self,
+        tokens_BT: Array,
+        type_BT: Array | None = None,
+        key_2: Array | None = None,
+        collect: tuple[str, ...] = (),
+    ) -> tuple[Array, Maps]:
+        """Logits of the token at every place.
+
+        Args:
+          tokens_BT: int32, the mask where a token is to be guessed. type_BT: their types, None for type 0.
+          key_2, collect: as of `Seq2Seq`; the maps are encoder [N,B,H,T,T].
+
+        Returns:
+          (logits_BTV in float32, what was collected by name).
+        """
+        y_BTD, _, maps = self._encode(tokens_BT, key_2, 'attention' in collect, type_BT)
+        if self.cfg.head.transform == 'on':
+            y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.transform.astype(y_BTD.dtype))
+            y_BTD = activation_function('gelu', self.cfg.gelu)(y_BTD + self.transform_bias.astype(y_BTD.dtype))
+            y_BTD = self.transform_norm(y_BTD)
+        return self._logits(y_BTD), _named(maps, encoder='self')
+
+    def hidden(self, tokens_BT: Array, type_BT: Array | None = None) -> Array:
+        """y_BTD of the encoder's last layer."""
+        return self._encode(tokens_BT, None, False, type_BT)[0]
+
+
+class Classifier(Family):
+    """Encoder only: the class of a text, or of each of its tokens."""
+
+    def setup(self) -> None:
+        super().setup()
+        if self.cfg.head.pooler == 'on':
+            self.pooler = self._dense('pooler', self.cfg.d_model)
+            self.pooler_bias = self._zeros('pooler_bias', self.cfg.d_model)
+        self.classes = self._dense('classes', self.num_classes)
+        self.classes_bias = self._zeros('classes_bias', self.num_classes)
+
+    def __call__(
+        self,
+        tokens_BT: Array,
+        type_BT: Array | None = None,
+        key_2: Array | None = None,
+        collect: tuple[str, ...] = (),
+    ) -> tuple[Array, Maps]:
+        """Logits of the classes.
+
+        Args: as of `MaskedLanguageModel`.
+
+        Returns:
+          (logits [B, 1, Y] of each text, or [B, T, Y] of each token, in float32, what was collected by name).
+        """
+        y_BTD, valid_BT, maps = self._encode(tokens_BT, key_2, 'attention' in collect, type_BT)
+        y_BTD = POOLINGS[self.cfg.head.pooling](y_BTD, valid_BT)
+        if self.cfg.head.pooler == 'on':
+            y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.pooler.astype(y_BTD.dtype))
+            y_BTD = jnp.tanh(y_BTD + self.pooler_bias.astype(y_BTD.dtype))
+        classes_DY = self.classes.astype(y_BTD.dtype)
+        logits_BTY = jnp.einsum('BTD,DY->BTY', y_BTD, classes_DY, preferred_element_type=jnp.float32)
+        return logits_BTY + self.classes_bias.astype(jnp.float32), _named(maps, encoder='self')
+
+    def hidden(self, tokens_BT: Array, type_BT: Array | None = None) -> Array:
+        """y_BTD of the encoder's last layer."""
+        return self._encode(tokens_BT, None, False, type_BT)[0]
+
+
+def mean_pooling(y_BTD: Array, valid_BT: Array) -> Array:
+    """[B, 1, D]: the mean of the real rows; zeros where there is none."""
+    weights_BT = valid_BT.astype(y_BTD.dtype)
+    total = jnp.maximum(jnp.sum(weights_BT, axis=1, keepdims=True), 1)
+    return jnp.einsum('BTD,BT->BD', y_BTD, weights_BT / total)[:, None]
+
+
+POOLINGS = {
+    'first': lambda y_BTD, valid_BT: y_BTD[:, :1],
+    'mean': mean_pooling,
+    'tokens': lambda y_BTD, valid_BT: y_BTD,
+}
 EMBEDDING_SCALES = {'sqrt_d_model': lambda d_model: d_model**0.5, 'none': lambda d_model: 1.0}
-FAMILIES = {'seq2seq': Seq2Seq}
+FAMILIES: dict[str, type[Family]] = {
+    'seq2seq': Seq2Seq,
+    'lm': LanguageModel,
+    'mlm': MaskedLanguageModel,
+    'classifier': Classifier,
+}
 
 
-def shift_right(labels_BT: Array) -> Array:
-    """Decoder input for labels: BOS, then every label but the last."""
-    return jnp.concatenate([jnp.full_like(labels_BT[:, :1], BOS), labels_BT[:, :-1]], axis=1)
+def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None = None) -> tuple[Array, Context]:
+    """(decoder inputs [B, T] for labels, what a causal stack may look at).
+
+    The input is the label before, and the start symbol at the first real label of a row or of a document. Positions
+    count from 0 in every document.
+    """
+    real_BT = labels_BT != cfg.ids.pad
+    T = labels_BT.shape[1]
+    before_BT = jnp.pad(labels_BT[:, :-1], ((0, 0), (1, 0)))
+    real_before_BT = jnp.pad(real_BT[:, :-1], ((0, 0), (1, 0)))
+    valid_BT = real_BT | real_before_BT
+    position_BT = shared_positions(T)
+    mask = ops.causal_mask(T, T) & valid_BT[:, None, None, :]
+    first_BT = ~real_before_BT
+    if segment_BT is not None:
+        previous_BT = jnp.pad(segment_BT[:, :-1], ((0, 0), (1, 0)))
+        first_BT = first_BT | (segment_BT != previous_BT)
+        position_BT = position_BT - jax.lax.cummax(jnp.where(first_BT, position_BT, 0), axis=1)
+        mask = mask & (segment_BT[:, None, :, None] == segment_BT[:, None, None, :])
+    input_BT = jnp.where(first_BT, jnp.where(real_BT, cfg.ids.start, cfg.ids.pad), before_BT)
+    return input_BT, Context(valid_BT, mask, position_BT, position_BT, segment_BT=segment_BT)
 
 
-def build(cfg: ModelConfig, vocab_size: int) -> nn.Module:
-    """The model of the family that `cfg` names; `vocab_size` counts the symbols of the data, specials included.
+def _named(maps: Maps, **names: str) -> Maps:
+    """Maps under other names, those that are there."""
+    return {new: maps[old] for new, old in names.items() if old in maps}
 
-    cfg.vocab_size may ask for more rows than the data needs, never for fewer.
+
+def build(cfg: ModelConfig, vocab_size: int, num_classes: int = 0) -> Family:
+    """The model of the family that `cfg` names.
+
+    cfg.vocab_size may ask for more rows than the data needs, never for fewer; so may cfg.head.num_classes.
+
+    Args:
+      vocab_size: symbols of the data, specials included. num_classes: classes of the data, for a classifier.
 
     Raises:
-      UserError: cfg.vocab_size is below what the data needs.
+      UserError: cfg asks for fewer rows or classes than the data needs, or for a classifier without classes.
     """
     if 0 < cfg.vocab_size < vocab_size:
         raise UserError(
             f'config.model.vocab_size={cfg.vocab_size}: the data has {vocab_size} symbols; set 0 to follow it'
         )
-    return FAMILIES[cfg.family](cfg, cfg.vocab_size or vocab_size)
+    classes = (cfg.head.num_classes or num_classes) if cfg.family == 'classifier' else 0
+    if cfg.family == 'classifier' and not classes >= max(num_classes, 1):
+        raise UserError(
+            f'config.model.head.num_classes={cfg.head.num_classes}: the data has {num_classes} classes; '
+            'set as many, or 0 to follow it'
+        )
+    return FAMILIES[cfg.family](cfg, cfg.vocab_size or vocab_size, classes)
 
 
-def init(model: nn.Module, seed: int | Array) -> Params:
+def init(model: Family, seed: int | Array) -> Params:
     """Fresh parameters, a function of the seed alone; under jit, so that shardings can be asked of it."""
     token = jnp.zeros((1, 1), jnp.int32)
-    return model.init(jax.random.key(seed), token, token)['params']
+    inputs = (token, token) if model.cfg.family == 'seq2seq' else (token,)
+    return model.init(jax.random.key(seed), *inputs)['params']
 
 
-def abstract_params(cfg: ModelConfig, vocab_size: int) -> Params:
+def abstract_params(cfg: ModelConfig, vocab_size: int, num_classes: int = 0) -> Params:
     """The tree of parameters as shapes and dtypes; nothing is allocated, no device is asked."""
-    return jax.eval_shape(lambda: init(build(cfg, vocab_size), 0))
+    return jax.eval_shape(lambda: init(build(cfg, vocab_size, num_classes), 0))

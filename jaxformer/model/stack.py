@@ -1,0 +1,89 @@
+"""A stack of blocks: positions, the scanned layers, the norms around them."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformer.config import ModelConfig
+from jaxformer.model import ops
+from jaxformer.model.attention import Context, Maps
+from jaxformer.model.layers import Block, Norm
+from jaxformer.model.mixers import MIXERS
+from jaxformer.model.positions import POSITIONS
+
+Array = jax.Array
+Cache = dict[str, Any]
+
+EMBEDDING_SITE = 1_000_000  # dropout site of a stack's input, beyond any layer's index
+
+
+class Stack(nn.Module):
+    """`length` blocks as one scanned block: parameters carry a leading N axis, and one block is compiled whatever N.
+
+    mixer: of all its blocks. causal: whether it looks back only. cross: whether it attends to a memory.
+    """
+
+    cfg: ModelConfig
+    length: int
+    mixer: str
+    causal: bool
+    cross: bool
+
+    def setup(self) -> None:
+        cfg = self.cfg
+        self.position = POSITIONS[cfg.position](cfg, self.length, self.causal)
+        self.layers = Block(cfg, self.mixer, self.causal, self.cross)
+        if cfg.embedding.norm == 'on':
+            self.embedding_norm = Norm(cfg)
+        if cfg.residual in ('pre', 'sandwich'):
+            self.final_norm = Norm(cfg)
+
+    def __call__(
+        self, x_BTD: Array, context: Context, cache: Cache | None = None, keep_maps: bool = False
+    ) -> tuple[Array, Cache | None, Maps]:
+        """Runs the stack on embeddings.
+
+        Returns:
+          (y_BTD, the cache with a leading N axis or None, maps [N, B, H, T, S] by name if `keep_maps`).
+        """
+        cfg = self.cfg
+        x_BTD = self.position.embed(x_BTD, context.position_BT)
+        if cfg.embedding.norm == 'on':
+            x_BTD = self.embedding_norm(x_BTD)
+        if context.key_2 is not None and cfg.dropout.embedding > 0:
+            x_BTD = ops.dropout(x_BTD, cfg.dropout.embedding, ops.fold(context.key_2, EMBEDDING_SITE))
+        bias_LBHTS = self.position.bias(context.position_BT, context.key_BS)
+        per_layer = bias_LBHTS is not None and len(bias_LBHTS) == self.length
+        if bias_LBHTS is not None and not per_layer:
+            context = context.replace(bias=bias_LBHTS[0])
+
+        def body(block: Block, x: Array, row: tuple[Array, Array | None, Cache | None]) -> tuple[Array, Any]:
+            layer, bias_BHTS, cache = row
+            own = context.replace(bias=bias_BHTS) if per_layer else context
+            return block(x, layer, cache, own, keep_maps)
+
+        if cfg.remat == 'block':
+            body = nn.remat(body, prevent_cse=False)  # a scan keeps XLA from undoing it
+        scanned = nn.scan(
+            body,
+            variable_axes={'params': 0},
+            split_rngs={'params': True},
+            length=self.length,
+            unroll=cfg.scan_unroll or self.length,
+        )
+        x_BTD, (cache, maps) = scanned(
+            self.layers, x_BTD, (jnp.arange(self.length), bias_LBHTS if per_layer else None, cache)
+        )
+        return (self.final_norm(x_BTD) if cfg.residual in ('pre', 'sandwich') else x_BTD), cache, maps
+
+    def empty_cache(self, B: int, length: int, dtype: jnp.dtype) -> Cache:
+        """The cache of no rows with room for `length`, with a leading N axis: {'self': the mixer's}."""
+        layer = MIXERS[self.mixer].empty_cache(self.cfg, B, length, dtype)
+        return {'self': jax.tree.map(lambda part: jnp.zeros((self.length, *part.shape), part.dtype), layer)}
+
+
+def shared_positions(T: int) -> Array:
+    """[1, T]: positions 0 … T − 1 of every row."""
+    return jnp.arange(T)[None]
