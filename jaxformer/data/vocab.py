@@ -1,37 +1,97 @@
-"""The table of symbols that source and target share."""
+"""The table of symbols that source and target share, and how text becomes symbols and symbols text again."""
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxformer.data import byte_level
 from jaxformer.errors import UserError
 
-PAD, BOS, EOS, UNK = 0, 1, 2, 3
+PAD, BOS, EOS, UNK, MASK = 0, 1, 2, 3, 4
 SPECIALS = ('<pad>', '<s>', '</s>', '<unk>')
-"""How the four special ids are written. Text never encodes to them by its spelling: a '<pad>' in a text is a symbol."""
+"""How the first ids are written. No text encodes to them by its spelling: a '<pad>' in it is a symbol like others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """A choice of data.tokenizer."""
+
+    specials: tuple[str, ...]
+    split: Callable[[str], list[str]]  # text → symbols (of bpe: before they are merged)
+    join: Callable[[Iterable[str]], str]  # symbols → text
+
+
+_WITH_MASK = (*SPECIALS, '<mask>')
+
+TOKENIZERS: Mapping[str, Tokenizer] = {
+    'native': Tokenizer(SPECIALS, str.split, ' '.join),
+    'characters': Tokenizer(_WITH_MASK, list, ''.join),
+    'bytes': Tokenizer(_WITH_MASK, byte_level.spell, byte_level.read),
+    'bpe': Tokenizer(_WITH_MASK, byte_level.spell, byte_level.read),
+}
+"""data.tokenizer → its parts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """V symbols by id, the four specials first; a symbol that is not among them encodes to UNK."""
+    """V symbols by id, the special ones first; a symbol that is not among them encodes to UNK."""
 
     symbols: tuple[str, ...]
+    tokenizer: str = 'native'
+    merges: tuple[str, ...] = ()  # bpe: pairs of symbols, 'left right', the most frequent first
+    classes: tuple[str, ...] = ()  # of labelled data: names, by number
 
     def __post_init__(self) -> None:
-        if self.symbols[: len(SPECIALS)] != SPECIALS:
-            raise UserError(f'vocabulary: begins with {self.symbols[:4]}; it has to begin with {SPECIALS}')
-        if len(self._ids) != len(self.symbols) - len(SPECIALS):
+        if self.tokenizer not in TOKENIZERS:
+            raise UserError(f'vocabulary: tokenizer {self.tokenizer!r}; it has to be one of {", ".join(TOKENIZERS)}')
+        specials, first = TOKENIZERS[self.tokenizer].specials, self.symbols[: self._num_specials]
+        if first != specials:
+            raise UserError(f'vocabulary: begins with {first}; it has to begin with {specials}')
+        if len(self._ids) != len(self.symbols) - len(specials):
             raise UserError('vocabulary: a symbol occurs twice; each symbol has one id')
+        if self.merges and self.tokenizer != 'bpe':
+            raise UserError(f'vocabulary: merges with tokenizer {self.tokenizer!r}; only bpe has some')
 
     @classmethod
-    def of(cls, symbols: Iterable[str]) -> 'Vocabulary':
+    def of(
+        cls,
+        symbols: Iterable[str],
+        tokenizer: str = 'native',
+        merges: tuple[str, ...] = (),
+        classes: tuple[str, ...] = (),
+    ) -> 'Vocabulary':
         """The vocabulary of the distinct `symbols`, in the order of their first occurrence."""
-        return cls(SPECIALS + tuple(dict.fromkeys(symbols)))
+        return cls(TOKENIZERS[tokenizer].specials + tuple(dict.fromkeys(symbols)), tokenizer, merges, classes)
+
+    @classmethod
+    def learn(cls, tokenizer: str, texts: Iterable[str], size: int, classes: tuple[str, ...] = ()) -> 'Vocabulary':
+        """The vocabulary of `texts` (those of the training split); `size` rows at most for bpe."""
+        if tokenizer == 'bpe':
+            symbols, merges = byte_level.train(texts, size - len(TOKENIZERS['bpe'].specials))
+            return cls.of(symbols, 'bpe', merges, classes)
+        if tokenizer == 'bytes':
+            return cls.of(byte_level.BYTES, 'bytes', (), classes)
+        split = TOKENIZERS[tokenizer].split
+        seen: set[str] = set()
+        for text in texts:
+            seen.update(split(text))
+        return cls.of(sorted(seen), tokenizer, (), classes)
+
+    @property
+    def _num_specials(self) -> int:
+        return len(TOKENIZERS[self.tokenizer].specials)
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
-        return {symbol: id_ for id_, symbol in enumerate(self.symbols) if id_ >= len(SPECIALS)}
+        return {symbol: id_ for id_, symbol in enumerate(self.symbols) if id_ >= self._num_specials}
+
+    @functools.cached_property
+    def _merger(self) -> Any:
+        try:
+            return byte_level.merger(self.symbols[self._num_specials :], self.merges)
+        except ValueError as error:
+            raise UserError(f'vocabulary (vocab.json): merges of other symbols ({error}); put back a copy') from None
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -56,15 +116,42 @@ class Vocabulary:
                 symbols.append(self.symbols[id_])
         return symbols
 
-    def to_json(self) -> dict[str, list[str]]:
+    def encode_texts(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """The ids of each text. No BOS or EOS is added."""
+        if self.tokenizer == 'bpe':
+            for ids in byte_level.merged(self._merger, texts):
+                yield [id_ + self._num_specials for id_ in ids]
+        elif self.tokenizer == 'bytes':
+            for text in texts:
+                yield [byte + self._num_specials for byte in text.encode()]
+        else:
+            for text in texts:
+                yield self.encode(TOKENIZERS[self.tokenizer].split(text))
+
+    def split(self, text: str) -> list[str]:
+        """The symbols of a text, as `encode` takes them."""
+        if self.tokenizer == 'bpe':
+            return [self.symbols[id_] for ids in self.encode_texts([text]) for id_ in ids]
+        return TOKENIZERS[self.tokenizer].split(text)
+
+    def join(self, symbols: Iterable[str]) -> str:
+        """The text of symbols that `decode` gave: separated by blanks if native, as it was written otherwise."""
+        return TOKENIZERS[self.tokenizer].join(symbols)
+
+    def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` restores the vocabulary."""
-        return {'symbols': list(self.symbols)}
+        value: dict[str, Any] = {'symbols': list(self.symbols)}
+        if self.tokenizer != 'native':
+            value['tokenizer'] = self.tokenizer
+        return value | {name: list(part) for name in ('merges', 'classes') if (part := getattr(self, name))}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> 'Vocabulary':
         """Restores what `to_json` gave. Raises UserError where it is something else."""
         if not isinstance(value, Mapping) or not isinstance(value.get('symbols'), list):
             raise UserError('vocabulary (vocab.json): no object with a list "symbols"; put back a copy of it')
-        if not all(isinstance(symbol, str) for symbol in value['symbols']):
-            raise UserError('vocabulary (vocab.json): a symbol is not text; put back a copy of the file')
-        return cls(tuple(value['symbols']))
+        lists = {name: value.get(name, []) for name in ('symbols', 'merges', 'classes')}
+        for name, part in lists.items():
+            if not isinstance(part, list) or not all(isinstance(symbol, str) for symbol in part):
+                raise UserError(f'vocabulary (vocab.json): an entry of {name} is not text; put back a copy of the file')
+        return cls(tokenizer=value.get('tokenizer', 'native'), **{name: tuple(part) for name, part in lists.items()})
