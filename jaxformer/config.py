@@ -348,6 +348,11 @@ def _leaves(cls: type, prefix: str = '') -> list[tuple[str, Any]]:
     return leaves
 
 
+def fields() -> tuple[str, ...]:
+    """The dotted path of every field."""
+    return tuple(path for path, _ in _leaves(Config))
+
+
 def _nearest(path: str, known: Mapping[str, Any]) -> str:
     """The known path most like `path`: the same last name first (a forgotten or wrong group), then the spelling."""
     last = path.rpartition('.')[2]

@@ -69,6 +69,9 @@ def test_names_are_as_short_as_they_can_be():
         'x.dropout.attention': 'x.dropout.attention',
         'eval.every': 'every',
     }
+    assert plan.short_names(['model.residual']) == {'model.residual': 'residual'}
+    assert plan.short_names(['model.dropout.residual']) == {'model.dropout.residual': 'dropout.residual'}
+    assert plan.short_names(['model.recurrent.width']) == {'model.recurrent.width': 'recurrent.width'}  # conv has one
 
 
 @pytest.mark.parametrize(
