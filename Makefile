@@ -6,12 +6,13 @@ RUNS ?= runs
 BIN := $(VENV)/bin
 QUICKSTART := $(RUNS)/quickstart
 
-.PHONY: help quickstart test check benchmark
+.PHONY: help quickstart test test-oracles check benchmark
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make quickstart   install, train a grid of six small runs on real data, print its table (minutes)'
 	@echo 'make test         install with the tools, run all tests       (PYTEST=... adds arguments)'
+	@echo 'make test-oracles install with PyTorch, run the tests against models of others'
 	@echo 'make check        install with the tools, lint, format, types'
 	@echo 'make benchmark    install with PyTorch, measure speed         (BENCHMARK=... adds flags)'
 
@@ -27,6 +28,9 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
 
+test-oracles: $(VENV)/.installed-dev-oracles
+	$(BIN)/python -m pytest tests/oracles $(PYTEST)
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -39,7 +43,8 @@ benchmark: $(VENV)/.installed-benchmark
 $(VENV)/.installed: EXTRAS :=
 $(VENV)/.installed-dev: EXTRAS := [dev]
 $(VENV)/.installed-benchmark: EXTRAS := [benchmark]
-$(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-benchmark: setup.py pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev-oracles: EXTRAS := [dev,oracles]
+$(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-benchmark $(VENV)/.installed-dev-oracles: setup.py pyproject.toml | $(BIN)/python
 	@echo 'installing jaxformer$(EXTRAS) into $(VENV)'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.$(EXTRAS)'
 	@touch $@

