@@ -232,12 +232,13 @@ def as_text(plan: Plan, workdir: epath.PathLike, seeds: int) -> str:
     """The same for people: one line per cell, then what would run and what deserves a look."""
     content = as_json(plan, workdir, seeds)
     titles = tuple(dict.fromkeys(title for cell in plan.cells for title in cell.reference))
+    columns = [printed([cell.reference.get(title) for cell in plan.cells]) for title in titles]
     rows = [('', 'cell', 'id', 'parameters', *titles, 'follows', 'runs')]
     for index, cell in enumerate(content['cells']):
         parameters = '' if cell['parameters'] is None else f'{cell["parameters"]:,}'
         states = list(cell['runs'].values())
         counts = ', '.join(f'{states.count(state)} {state}' for state in ledger.STATES if state in states)
-        figures = [show(cell['reference'][title]) if title in cell['reference'] else '' for title in titles]
+        figures = [column[index] for column in columns]
         rows.append((str(index), cell['label'], cell['id'], parameters, *figures, _changes(cell['derived']), counts))
     counts = content['runs']
     waiting = counts['missing'] + counts['preempted']
@@ -275,6 +276,13 @@ def short_names(fields: Iterable[str]) -> dict[str, str]:
 def show(value: Any) -> str:
     """A field's value in a label or a table: text bare, everything else as Python writes it."""
     return value if isinstance(value, str) else repr(value)
+
+
+def printed(figures: Sequence[float | str | None]) -> list[str]:
+    """A column of figures as text: numbers with as many decimals as the one that has most, nothing for None."""
+    decimals = max((len(repr(value).partition('.')[2]) for value in figures if isinstance(value, float)), default=0)
+    numbers = [f'{value:.{decimals}f}' if isinstance(value, float) else value for value in figures]
+    return ['' if value is None else str(value) for value in numbers]
 
 
 def _changes(pairs: Mapping[str, Sequence[Any]]) -> str:

@@ -52,10 +52,13 @@ def build(results: collect.Results) -> Table:
     titles = dict.fromkeys(title for cell in results.cells for title in cell.entry.reference)
     columns += [Column(title, title, 'reference') for title in titles]
     columns += [Column(field, names[field], 'derived') for field in derived]
-    rows = tuple(
-        tuple(_entry(results, cell, column, index == 0) for column in columns)
-        for index, cell in enumerate(results.cells)
-    )
+    entries = [
+        _figures(results, column.key)
+        if column.kind == 'reference'
+        else [_entry(results, cell, column, index == 0) for index, cell in enumerate(results.cells)]
+        for column in columns
+    ]
+    rows = tuple(zip(*entries, strict=True))
     return Table(tuple(columns), tuple(curves.row_name(index) for index in range(len(rows))), rows)
 
 
@@ -85,8 +88,6 @@ def _entry(results: collect.Results, cell: collect.CellResult, column: Column, i
         return _field(results.ledger.baseline, cell, column, is_base)
     if column.kind == 'metric':
         return _measured(column.key, cell.summaries.get(column.key))
-    if column.kind == 'reference':
-        return _figure(cell.entry.reference, column.key)
     if column.key == 'n':
         return Entry(_share(len(cell.done), len(cell.runs)), float(len(cell.done)))
     if column.key == 'parameters':
@@ -108,10 +109,10 @@ def _field(baseline: Mapping[str, Any], cell: collect.CellResult, column: Column
     return Entry(shown, value if is_number else plan.show(value))
 
 
-def _figure(reference: Mapping[str, float | str], title: str) -> Entry:
-    if title not in reference:
-        return Entry('', None)
-    return Entry(plan.show(reference[title]), reference[title])
+def _figures(results: collect.Results, title: str) -> list[Entry]:
+    """A column of figures of others."""
+    values = [cell.entry.reference.get(title) for cell in results.cells]
+    return [Entry(text, value) for text, value in zip(plan.printed(values), values, strict=True)]
 
 
 def _measured(key: str, summary: stats.Summary | None) -> Entry:

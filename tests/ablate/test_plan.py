@@ -74,6 +74,11 @@ def test_names_are_as_short_as_they_can_be():
     assert plan.short_names(['model.recurrent.width']) == {'model.recurrent.width': 'recurrent.width'}  # conv has one
 
 
+def test_a_column_of_figures_has_as_many_decimals_as_its_most_exact_one():
+    assert plan.printed([4.92, 5.0, None, 26]) == ['4.92', '5.00', '', '26']
+    assert plan.printed(['A', 65]) == ['A', '65']
+
+
 @pytest.mark.parametrize(
     ('cells', 'extra', 'named'),
     [

@@ -118,7 +118,7 @@ def test_figures_of_others_stand_beside_ours_and_notes_below(tmp_path):
     head, _, base, one, two = (line[2:-2].split(' | ') for line in markdown.splitlines() if line.startswith('|'))
     column = head.index('paper PPL')
     assert head[column - 2 : column] == ['time', 'paper row']
-    assert [row[column - 1 : column + 1] for row in (base, one, two)] == [['base', '4.92'], ['', ''], ['A', '5.0']]
+    assert [row[column - 1 : column + 1] for row in (base, one, two)] == [['base', '4.92'], ['', ''], ['A', '5.00']]
     assert 'paper row, paper PPL: as printed in a paper.' in markdown
     assert [row['paper PPL'] for row in rows(tmp_path / 'grid')] == ['4.92', '', '5.0']
     assert '## Notes\n\nFirst <b>note</b>.\n\ncounts:\n- one\n' in markdown
