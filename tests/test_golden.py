@@ -1,5 +1,7 @@
 """What each named config amounts to, as text: its resolved fields and its parameter table, in tests/golden/.
 
+And what the grid of AIAYN Table 3 does: its rows with their parameter counts, and what it says about them.
+
 A change of a default or of a shape shows as a difference of text. Where it is meant, write the files anew with
 `python tests/test_golden.py` and read the difference before it is committed.
 """
@@ -12,12 +14,15 @@ import jax
 import pytest
 
 from jaxformer import config, sharding
+from jaxformer.ablate import plan
 from jaxformer.model import transformer
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / 'golden'
 NAMED = sorted(path.stem for path in (ROOT / 'configs').glob('[!_]*.py'))
+GRIDS = ('table3',)
 DATA_SYMBOLS = 100  # stands in for the size of a vocabulary that comes from the data
+DATA_CLASSES = 7  # stands in for the number of classes, where that does
 
 
 def resolved(name, **model):
@@ -29,7 +34,7 @@ def resolved(name, **model):
 def parameters(cfg):
     """[(path, leaf)] of the model of a config, by shape alone."""
     vocab_size = cfg.model.vocab_size or DATA_SYMBOLS
-    tree = transformer.abstract_params(cfg.model, vocab_size)
+    tree = transformer.abstract_params(cfg.model, vocab_size, cfg.model.head.num_classes or DATA_CLASSES)
     return [(sharding.path_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
@@ -38,6 +43,19 @@ def count(cfg):
 
 
 def text(name):
+    return grid_text(name) if name in GRIDS else config_text(name)
+
+
+def grid_text(name):
+    grid = plan.resolve(plan.read(ROOT / 'experiments' / f'{name}.py'))
+    lines = []
+    for cell in grid.cells:
+        printed = ' '.join(f'{title}={value}' for title, value in cell.reference.items())
+        lines.append(f'{cell.label:<60} {cell.parameters:>11,}  {printed}')
+    return '\n'.join([*lines, *(f'\n{note}' for note in grid.grid.notes), ''])
+
+
+def config_text(name):
     cfg = resolved(name)
     lines = [f'{path} = {value!r}' for path, value in config.flatten(cfg).items()]
     rows = 'rows of the vocabulary' if cfg.model.vocab_size else f'{DATA_SYMBOLS} symbols in the data'
@@ -48,8 +66,8 @@ def text(name):
     return '\n'.join([*lines, f'total {count(cfg):,}', ''])
 
 
-@pytest.mark.parametrize('name', NAMED)
-def test_a_named_config_is_what_its_golden_file_says(name):
+@pytest.mark.parametrize('name', [*NAMED, *GRIDS])
+def test_a_named_config_or_grid_is_what_its_golden_file_says(name):
     path = GOLDEN / f'{name}.txt'
     expected, found = path.read_text() if path.exists() else '', text(name)
     difference = '\n'.join(
@@ -59,7 +77,7 @@ def test_a_named_config_is_what_its_golden_file_says(name):
 
 
 def test_no_golden_file_is_left_behind():
-    assert sorted(path.stem for path in GOLDEN.glob('*.txt')) == NAMED
+    assert sorted(path.stem for path in GOLDEN.glob('*.txt')) == sorted([*NAMED, *GRIDS])
 
 
 @pytest.mark.parametrize(
@@ -95,5 +113,5 @@ if __name__ == '__main__':
     GOLDEN.mkdir(exist_ok=True)
     for old in GOLDEN.glob('*.txt'):
         old.unlink()
-    for config_name in NAMED:
-        (GOLDEN / f'{config_name}.txt').write_text(text(config_name))
+    for each in (*NAMED, *GRIDS):
+        (GOLDEN / f'{each}.txt').write_text(text(each))

@@ -33,5 +33,5 @@ def _count(model: ModelConfig, vocab_size: int, num_classes: int) -> int:
 
     from jaxformer.model import transformer
 
-    sizes = (vocab_size, num_classes) if num_classes else (vocab_size,)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(transformer.abstract_params(model, *sizes)))
+    tree = transformer.abstract_params(model, vocab_size, num_classes)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -77,7 +77,7 @@ class FlatError(ValueError):
 def nearest(count: Callable[[int], int], target: int, start: int) -> int:
     """The integer ≥ 1 whose count is nearest to `target` (the smaller of two); `count` must not fall.
 
-    By interpolation and bisection in turn, from a bracket around `start`: a few counts for a linear one.
+    By interpolation and some bisection, from a bracket around `start`: a few counts for a linear one.
 
     Raises:
       FlatError: the count does not grow with its argument.
@@ -98,9 +98,11 @@ def nearest(count: Callable[[int], int], target: int, start: int) -> int:
         low, high = high, 2 * high
         if at(high) == at(low):
             raise FlatError(f'the count does not grow from {low} to {high}')
+    turns = 0
     while high - low > 1 and at(low) <= target:
+        turns += 1
         guess = low + (target - at(low)) * (high - low) // (at(high) - at(low))
-        if len(known) % 2:
+        if turns % 3 == 0:  # where the count is far from linear, interpolation alone creeps
             guess = (low + high) // 2
         guess = min(max(guess, low + 1), high - 1)
         low, high = (guess, high) if at(guess) <= target else (low, guess)

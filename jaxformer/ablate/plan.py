@@ -258,15 +258,17 @@ def as_text(plan: Plan, workdir: epath.PathLike, seeds: int) -> str:
 def short_names(fields: Iterable[str]) -> dict[str, str]:
     """Each dotted field by the fewest of its last names that tell it from the others: `model.d_k` → `d_k`.
 
-    The others are those given, and every field of a configuration that lies no deeper: `model.dropout.residual` is
-    `dropout.residual` and leaves the shorter name to `model.residual`.
+    The others are those given, and every field or group of a configuration that lies no deeper: `model.dropout.residual`
+    is `dropout.residual` and leaves the shorter name to `model.residual`.
     """
     fields = tuple(dict.fromkeys(fields))
+    everything = config_lib.fields()
+    groups = {'.'.join(field.split('.')[:length]) for field in everything for length in (1, 2)}
     names = {}
     for field in fields:
         parts = field.split('.')
         tails = ['.'.join(parts[-length:]) for length in range(1, len(parts) + 1)]
-        shallow = (other for other in config_lib.fields() if other.count('.') <= field.count('.'))
+        shallow = (other for other in {*everything, *groups} if other.count('.') <= field.count('.'))
         others = {*fields, *shallow} - {field}
         unique = (tail for tail in tails if not any(f'.{other}'.endswith(f'.{tail}') for other in others))
         names[field] = next(unique, field)
