@@ -3,7 +3,6 @@
 Importing this module imports tensorflow_datasets; reading a prepared corpus does not need it.
 """
 
-import hashlib
 import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,10 @@ from collections.abc import Iterable, Iterator
 from etils import epath
 
 from jaxformer.config import DataConfig
-from jaxformer.data.pairs import Pair, PairsBuilder
+from jaxformer.data import pairs
+from jaxformer.data.examples import Pair
+from jaxformer.data.held_out import SPLITS, split_of
+from jaxformer.data.pairs import PairsBuilder
 from jaxformer.data.text import read_lines
 from jaxformer.errors import UserError
 
@@ -49,12 +51,6 @@ def parse(lines: Iterable[str]) -> Pronunciations:
     return {word: list(pronunciations) for word, pronunciations in words.items()}
 
 
-def split_of(word: str) -> str:
-    """'train', 'dev' or 'test' (88, 2 and 10 in a hundred), by the word alone, so that it never changes."""
-    bucket = int(hashlib.sha256(word.encode()).hexdigest(), 16) % 100
-    return 'train' if bucket < 88 else 'dev' if bucket < 90 else 'test'
-
-
 def examples(words: Pronunciations, split: str) -> Iterator[Pair]:
     """The examples of a split in the order of the dictionary: `source`, `target` and `references` (all pronunciations).
 
@@ -71,10 +67,10 @@ class Cmudict(PairsBuilder):
 
     def pairs(self) -> dict[str, Iterator[Pair]]:
         words = parse(read_lines(dictionary_path()))
-        return {split: examples(words, split) for split in ('train', 'dev', 'test')}
+        return {split: examples(words, split) for split in SPLITS}
 
 
-def builder(data: DataConfig, directory: epath.Path) -> Cmudict:
-    """The builder that prepares into `directory`; `data` has no field that this data set depends on."""
+def read(data: DataConfig, directory: epath.Path) -> dict[str, list[Pair]]:
+    """The pairs of each split, by way of `directory`; `data` has no field that this data set depends on."""
     del data
-    return Cmudict(data_dir=directory, file_format='array_record')
+    return pairs.read(Cmudict(data_dir=directory, file_format='array_record'))

@@ -1,8 +1,7 @@
 """Batches of token ids: length buckets, epoch shuffles, rows per process, and a state that is one index.
 
-A batch is {'source': int32 [B, S], 'target': int32 [B, T], 'example_id': int32 [B]} with (S, T) one of `data.buckets`.
-Source and target are symbol ids and EOS with PAD behind; the decoder input is shifted from the target on the device. A
-row that only fills up a batch is all PAD with example_id −1.
+A batch is what `splits.PairSplit`, `TextSplit` or `LabelledSplit` says, in the shape of one of `data.buckets`. A row
+that only fills up a batch is all PAD with example_id −1.
 
 Training batch n is a pure function of (data, buckets, batch size, seed, n), formed globally: process p of P takes rows
 [p·B/P, (p+1)·B/P), so that the state is n whatever the process count. The sequence of shapes does not depend on the
@@ -18,14 +17,14 @@ import numpy as np
 from absl import logging
 
 from jaxformer.config import Config
-from jaxformer.data.corpus import Corpus, Split
+from jaxformer.data.corpus import Corpus
+from jaxformer.data.splits import Batch, Bucket, PairSplit, Split
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
     import grain
 
-Batch = dict[str, np.ndarray]
-Buckets = tuple[tuple[int, int], ...]
+Buckets = tuple[Bucket, ...]
 
 _EXAMPLE_ORDER, _SHAPE_ORDER = 0, 1  # what a permutation is for: the first word of its key
 
@@ -80,10 +79,10 @@ class TrainBatches:
         self._rows = process_rows('train.batch_size', batch_size, process_index, process_count)
         assigned = assign_buckets(split, buckets)
         self.num_examples = int(np.sum(assigned >= 0))
-        self.skipped = len(split) - self.num_examples
+        self.skipped = len(assigned) - self.num_examples
         if not self.num_examples:
             raise UserError(
-                f'data.buckets={buckets}: none of the {len(split)} training examples fits; add a larger one'
+                f'data.buckets={buckets}: none of the {len(assigned)} training examples fits; add a larger one'
             )
         self.batches_per_epoch = -(-self.num_examples // batch_size)
         # Two epochs: threads that prepare ahead are in the next one while this one ends.
@@ -94,7 +93,7 @@ class TrainBatches:
     def __getitem__(self, index: int) -> Batch:
         epoch, position = divmod(index, self.batches_per_epoch)
         bucket, rows_B = self._epoch(epoch)[position]
-        return make_batch(self._split, rows_B[self._rows], self._buckets[bucket])
+        return self._split.batch(rows_B[self._rows], self._buckets[bucket])
 
 
 class EvalBatches:
@@ -116,7 +115,7 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for shape, rows_B in self._plan:
-            yield make_batch(self._split, rows_B[self._rows], shape)
+            yield self._split.batch(rows_B[self._rows], shape)
 
 
 def eval_batches(
@@ -133,7 +132,7 @@ def eval_batches(
     return EvalBatches(split, buckets, batch_size, process_index, process_count)
 
 
-def padding_share(split: Split, buckets: Buckets) -> float:
+def padding_share(split: PairSplit, buckets: Buckets) -> float:
     """Share of PAD among the positions, source and target, of the examples that fit, each padded to its bucket."""
     assigned = assign_buckets(split, buckets)
     fits = assigned >= 0
@@ -144,18 +143,18 @@ def padding_share(split: Split, buckets: Buckets) -> float:
 
 @functools.lru_cache(maxsize=16)
 def assign_buckets(split: Split, buckets: Buckets) -> np.ndarray:
-    """int [examples]: the first bucket that holds source and target with their EOS, −1 where none does.
+    """int [examples]: the first bucket that holds the example whole, −1 where none does.
 
     The first call for a split and its buckets warns of those that fit none.
     """
-    fits = [(split.source.lengths <= s) & (split.target.lengths <= t) for s, t in buckets]
+    fits = [split.fits(bucket) for bucket in buckets]
     assigned = np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), -1)
     if skipped := int(np.sum(assigned < 0)):
         logging.warning(
             '%s: %d of %d examples are longer than the largest of data.buckets %s and are left out',
             split.name,
             skipped,
-            len(split),
+            len(assigned),
             buckets[-1],
         )
     return assigned
@@ -185,15 +184,6 @@ def plan_epoch(
     return [batches[i] for i in place] + [
         (num_buckets - 1, rows_B) for rows_B in _rows_of_batches(left_over, batch_size)
     ]
-
-
-def make_batch(split: Split, rows_B: np.ndarray, shape: tuple[int, int]) -> Batch:
-    """The batch of the examples `rows_B` (−1: a padding row) in the shape (S, T)."""
-    return {
-        'source': split.source.pad(rows_B, shape[0]),
-        'target': split.target.pad(rows_B, shape[1]),
-        'example_id': rows_B.astype(np.int32),
-    }
 
 
 def process_rows(field: str, batch_size: int, process_index: int, process_count: int) -> slice:

@@ -1,7 +1,6 @@
 """Rows of different lengths in two flat, memory-mapped arrays."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,13 +17,13 @@ class Ragged:
     offsets: np.ndarray  # int64 [rows + 1]
 
     @classmethod
-    def of(cls, rows: Iterable[Sequence[int]], dtype: type[np.generic]) -> 'Ragged':
-        """Lays `rows` end to end."""
-        rows = list(rows)
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        values = np.fromiter(itertools.chain.from_iterable(rows), dtype, count=int(offsets[-1]))
-        return cls(values, offsets)
+    def of(cls, rows: Iterable[Sequence[int] | np.ndarray], dtype: type[np.generic]) -> 'Ragged':
+        """Lays `rows` end to end; they are taken one by one. Bytes are taken as they are."""
+        lengths, content = [0], bytearray()
+        for row in rows:
+            lengths.append(len(row))
+            content += row if isinstance(row, bytes) else np.asarray(row, dtype).tobytes()
+        return cls(np.frombuffer(content, dtype), np.cumsum(lengths, dtype=np.int64))
 
     def save(self, directory: epath.Path, name: str) -> None:
         """Writes NAME.values.npy and NAME.offsets.npy."""
@@ -50,13 +49,13 @@ class Ragged:
         """int64 [rows]."""
         return np.diff(self.offsets)
 
-    def pad(self, rows_B: np.ndarray, width: int) -> np.ndarray:
-        """int32 [B, width]: the named rows with PAD behind them; row −1 is all PAD. Each row has to fit `width`."""
+    def pad(self, rows_B: np.ndarray, width: int, fill: int = PAD) -> np.ndarray:
+        """int32 [B, width]: the named rows with `fill` behind them; row −1 is all that. Each row has to fit `width`."""
         starts_B = self.offsets[rows_B]
         lengths_B = np.where(rows_B >= 0, self.offsets[rows_B + 1] - starts_B, 0)
         assert lengths_B.max(initial=0) <= width, f'a row of {lengths_B.max()} does not fit {width}'
         column = np.arange(width)
         inside_BW = column < lengths_B[:, None]
-        padded_BW = np.full(inside_BW.shape, PAD, np.int32)
+        padded_BW = np.full(inside_BW.shape, fill, np.int32)
         padded_BW[inside_BW] = self.values[(starts_B[:, None] + column)[inside_BW]]
         return padded_BW

@@ -11,7 +11,9 @@ import numpy as np
 from etils import epath
 
 from jaxformer.config import DataConfig
-from jaxformer.data.pairs import Pair, PairsBuilder
+from jaxformer.data import pairs
+from jaxformer.data.examples import Pair
+from jaxformer.data.pairs import PairsBuilder
 
 TASKS: Mapping[str, Callable[[list[int]], list[int]]] = {
     'copy': list,
@@ -66,6 +68,6 @@ class Synthetic(PairsBuilder):
         return splits(self._data)
 
 
-def builder(data: DataConfig, directory: epath.Path) -> Synthetic:
-    """The builder that prepares the task `data.name` into `directory`."""
-    return Synthetic(data, data_dir=directory, file_format='array_record')
+def read(data: DataConfig, directory: epath.Path) -> dict[str, list[Pair]]:
+    """The pairs of each split of the task `data.name`, by way of `directory`."""
+    return pairs.read(Synthetic(data, data_dir=directory, file_format='array_record'))

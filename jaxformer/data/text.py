@@ -1,10 +1,15 @@
-"""Lines of text files, by the newline alone."""
+"""Text files: which ones a field of the configuration means, and their lines, by the newline alone."""
 
+import os
 import sys
+from collections.abc import Iterator
 
 from etils import epath
 
 from jaxformer.errors import UserError
+
+IN_NAME = '{split}'
+"""What stands in the name of a file for train, dev or test."""
 
 
 def split_lines(text: str) -> list[str]:
@@ -25,10 +30,79 @@ def read_lines(path: epath.PathLike) -> list[str]:
     Raises:
       UserError: the file is absent or not UTF-8; names it.
     """
+    return split_lines(read_text(path))
+
+
+def read_text(path: epath.PathLike) -> str:
+    """A UTF-8 file as it is, but for a byte order mark; standard input for '-'. Raises UserError as `read_lines`."""
     try:
         content = sys.stdin.buffer.read() if path == '-' else epath.Path(path).read_bytes()
-        return split_lines(content.decode('utf-8-sig'))
+        return content.decode('utf-8-sig')
     except UnicodeDecodeError as error:
         raise UserError(f'{path}: not UTF-8 ({error}); convert the file to UTF-8') from None
     except OSError as error:
         raise UserError(f'{path}: cannot be read ({error.strerror}); give the path of a text file') from None
+
+
+def find(field: str, name: str, split: str | None = None) -> list[epath.Path]:
+    """The files that `name` stands for: a file, all files below a directory (but hidden ones), or a pattern (*, ?, **).
+
+    Args:
+      field: of the configuration, for the message. split: what {split} in the name stands for.
+
+    Raises:
+      UserError: there is none.
+    """
+    path = epath.Path(name if split is None else name.replace(IN_NAME, split)).expanduser()
+    if path.is_dir():
+        found = [file for file in path.rglob('*') if file.is_file() and not _hidden(file.relative_to(path))]
+    elif path.exists():
+        return [path]
+    else:
+        fixed = list(path.parts)
+        fixed = fixed[: next((i for i, part in enumerate(fixed) if any(mark in part for mark in '*?[')), len(fixed))]
+        base = epath.Path(*fixed) if fixed else epath.Path('.')
+        pattern = '/'.join(path.parts[len(fixed) :])
+        found = [file for file in base.glob(pattern) if file.is_file()] if pattern and base.exists() else []
+    if not found:
+        raise UserError(f'{field}={name}: {path} is no file, and no directory or pattern of some; give one')
+    return sorted(found)
+
+
+def find_all(field: str, name: str) -> list[epath.Path]:
+    """The files of all splits."""
+    from jaxformer.data.held_out import SPLITS
+
+    splits = SPLITS if IN_NAME in name else (None,)
+    return [file for split in splits for file in find(field, name, split)]
+
+
+def fingerprint(paths: list[epath.Path]) -> list[tuple[str, int, int]]:
+    """(path, size, time of change) of each file: other values mean another content."""
+    return [(os.fspath(path), *_size_and_time(path)) for path in paths]
+
+
+def _size_and_time(path: epath.Path) -> tuple[int, int]:
+    if '://' in os.fspath(path):
+        there = path.stat()
+        return there.length, there.mtime
+    here = os.stat(path)  # noqa: PTH116  (epath rounds times to seconds)
+    return here.st_size, here.st_mtime_ns
+
+
+def _hidden(path: epath.Path) -> bool:
+    return any(part.startswith('.') for part in path.parts)
+
+
+def pieces(text: str, size: int = 4096) -> Iterator[str]:
+    """Cuts a text into pieces of about `size` characters at blank lines, else at line ends; joined they are `text`."""
+    start = 0
+    while start < len(text):
+        end = start + size
+        for mark, reach in (('\n\n', 2), ('\n', 3)):
+            found = text.find(mark, end, start + reach * size)
+            if found >= 0:
+                end = found + len(mark)
+                break
+        yield text[start:end]
+        start = end

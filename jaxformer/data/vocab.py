@@ -65,18 +65,28 @@ class Vocabulary:
         return cls(TOKENIZERS[tokenizer].specials + tuple(dict.fromkeys(symbols)), tokenizer, merges, classes)
 
     @classmethod
-    def learn(cls, tokenizer: str, texts: Iterable[str], size: int, classes: tuple[str, ...] = ()) -> 'Vocabulary':
-        """The vocabulary of `texts` (those of the training split); `size` rows at most for bpe."""
+    def learn(
+        cls,
+        tokenizer: str,
+        texts: Iterable[str],
+        size: int,
+        alphabet: Sequence[str] = (),
+        classes: tuple[str, ...] = (),
+    ) -> 'Vocabulary':
+        """The vocabulary of `texts`, those of the training split.
+
+        Args:
+          size: rows at most, for bpe. alphabet: symbols that come first, whether or not they occur.
+        """
         if tokenizer == 'bpe':
             symbols, merges = byte_level.train(texts, size - len(TOKENIZERS['bpe'].specials))
             return cls.of(symbols, 'bpe', merges, classes)
         if tokenizer == 'bytes':
             return cls.of(byte_level.BYTES, 'bytes', (), classes)
-        split = TOKENIZERS[tokenizer].split
         seen: set[str] = set()
         for text in texts:
-            seen.update(split(text))
-        return cls.of(sorted(seen), tokenizer, (), classes)
+            seen.update(TOKENIZERS[tokenizer].split(text))
+        return cls.of((*alphabet, *sorted(seen)), tokenizer, (), classes)
 
     @property
     def _num_specials(self) -> int:

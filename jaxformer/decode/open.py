@@ -46,8 +46,9 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     vocab = Vocabulary.from_json(files.read_json(workdir / VOCAB))
     runtime.configure(cfg.runtime)
     params = checkpoint.restore_params(workdir / CHECKPOINTS, step)
-    _refuse_strangers(workdir, params, transformer.abstract_params(cfg.model, len(vocab)))
-    return OpenRun(workdir, cfg, vocab, transformer.build(cfg.model, len(vocab)), params, step)
+    _refuse_strangers(workdir, params, transformer.abstract_params(cfg.model, len(vocab), len(vocab.classes)))
+    model = transformer.build(cfg.model, len(vocab), len(vocab.classes))
+    return OpenRun(workdir, cfg, vocab, model, params, step)
 
 
 def _refuse_strangers(workdir: epath.Path, params: Any, expected: Any) -> None:

@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from jaxformer import sharding
 from jaxformer.config import Config
-from jaxformer.data.corpus import SOURCES, Split
 from jaxformer.data.pipeline import eval_batches
+from jaxformer.data.sources import source_symbols
+from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import EOS, PAD, UNK, Vocabulary
 from jaxformer.decode.error_rates import error_rates
 from jaxformer.decode.greedy import greedy
@@ -40,14 +41,17 @@ class Decoder:
         tokens_BT, logprob_B = jax.device_get(self.search(params, placed))
         return [self._vocab.decode(row) for row in tokens_BT], logprob_B
 
-    def split_error_rates(self, params: Any, split: Split) -> dict[str, float]:
-        """Symbol and sequence error rates (fractions) over every example of a split that fits the buckets."""
+    def split_error_rates(self, params: Any, split: PairSplit) -> dict[str, float]:
+        """Symbol and sequence error rates (fractions) over every example of a split that fits the buckets.
+
+        Symbols are those of the outputs' texts, so that it does not matter into which pieces a word was put together.
+        """
         hypotheses, references = [], []
         for batch in eval_batches(split, self._cfg.data.buckets, self._rows):
             symbols, _ = self.batch(params, batch['source'])
             for example, hypothesis in zip(batch['example_id'], symbols, strict=True):
                 if example >= 0:
-                    hypotheses.append(hypothesis)
+                    hypotheses.append(self._vocab.split(self._vocab.join(hypothesis)))
                     references.append(split.references(int(example)))
         return error_rates(hypotheses, references)
 
@@ -60,8 +64,8 @@ class Decoder:
         Raises:
           UserError: a line is longer than a learned position table reaches.
         """
-        source_symbols = SOURCES[self._cfg.data.name].source_symbols
-        encoded = [self._vocab.encode(source_symbols(line)) for line in lines]
+        name, vocab = self._cfg.data.name, self._vocab
+        encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
         outputs = [''] * len(lines)
         for shape, rows in self._line_batches(encoded):
             source_BS = np.full((self._rows, shape), PAD, np.int32)
@@ -69,7 +73,7 @@ class Decoder:
                 source_BS[row, : len(encoded[index]) + 1] = [*encoded[index], EOS]
             symbols, _ = self.batch(params, source_BS)
             for index, output in zip(rows, symbols, strict=False):
-                outputs[index] = ' '.join(output)
+                outputs[index] = ' '.join(vocab.join(output).split('\n'))  # a line stays one
         return zip(outputs, (tokens.count(UNK) for tokens in encoded), strict=True)
 
     def _line_batches(self, encoded: Sequence[Sequence[int]]) -> Iterable[tuple[int, list[int]]]:

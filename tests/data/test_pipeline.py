@@ -6,6 +6,7 @@ import pytest
 
 from jaxformer.data import pipeline
 from jaxformer.data.ragged import Ragged
+from jaxformer.data.splits import PairSplit
 from jaxformer.errors import UserError
 
 BUCKETS = ((4, 4), (7, 7), (9, 9))
@@ -153,7 +154,7 @@ def test_a_batch_that_cannot_be_divided_is_refused(corpus):
 def ten():
     """Ten examples with 1 to 10 source ids and as many target ids."""
     rows = Ragged.of([[4] * i + [2] for i in (3, 0, 9, 1, 8, 2, 7, 4, 6, 5)], np.int32)
-    return pipeline.Split('dev', source=rows, target=rows, text=rows, reference_text=rows)
+    return PairSplit('dev', source=rows, target=rows, text=rows, reference_text=rows)
 
 
 @pytest.mark.parametrize(('batch_size', 'process_count'), [(1, 1), (3, 1), (4, 1), (10, 1), (4, 2), (10, 2), (12, 4)])
@@ -190,7 +191,7 @@ def test_buckets_that_hold_nothing_are_refused(corpus):
 
 def test_both_sides_have_to_fit():
     source, target = (Ragged.of([[4] * n for n in sizes], np.int32) for sizes in ([3, 3, 5, 6, 2], [2, 5, 2, 2, 7]))
-    split = pipeline.Split('dev', source=source, target=target, text=source, reference_text=source)
+    split = PairSplit('dev', source=source, target=target, text=source, reference_text=source)
     assert pipeline.assign_buckets(split, ((3, 2), (5, 6))).tolist() == [0, 1, 1, -1, -1]
     tokens, positions = (3 + 2) + (3 + 5) + (5 + 2), 5 + 11 + 11
     assert pipeline.padding_share(split, ((3, 2), (5, 6))) == pytest.approx(1 - tokens / positions)

@@ -35,3 +35,14 @@ def test_padding():
 def test_a_row_is_never_cut():
     with pytest.raises(AssertionError, match='3 does not fit 2'):
         Ragged.of(ROWS, np.int32).pad(np.array([0]), 2)
+
+
+def test_padding_with_something_else():
+    padded = Ragged.of(ROWS, np.uint16).pad(np.array([3, -1]), 3, fill=-1)
+    assert padded.dtype == np.int32 and padded.tolist() == [[7, 2, -1], [-1, -1, -1]]
+
+
+def test_rows_may_come_one_by_one_and_as_bytes():
+    ragged = Ragged.of(iter(ROWS), np.int32)
+    assert [ragged[i].tolist() for i in range(4)] == ROWS
+    assert Ragged.of([b'ab', b''], np.uint8)[0].tobytes() == b'ab'

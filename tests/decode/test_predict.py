@@ -12,8 +12,8 @@ import pytest
 
 from jaxformer import config, sharding
 from jaxformer.config import MeshConfig
-from jaxformer.data.corpus import Split
 from jaxformer.data.ragged import Ragged
+from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import EOS, UNK, Vocabulary
 from jaxformer.decode.error_rates import error_rates
 from jaxformer.decode.predict import Decoder
@@ -44,7 +44,7 @@ def split(count=10):
     rows = Ragged.of([[*source, EOS] for source in SOURCES[:count]], np.int32)
     texts = [text + '\n' + ' '.join(text.split()[::-1]) for text in TEXTS[:count]]
     references = Ragged.of([text.encode() for text in texts], np.uint8)
-    return Split('dev', source=rows, target=rows, text=rows, reference_text=references)
+    return PairSplit('dev', source=rows, target=rows, text=rows, reference_text=references)
 
 
 def results(batch_size, count=10):

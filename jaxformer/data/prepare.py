@@ -1,0 +1,124 @@
+"""From the examples of a data set to arrays of ids and a vocabulary, on disk."""
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+from etils import epath
+
+from jaxformer import files
+from jaxformer.config import DataConfig
+from jaxformer.data import sources, syntax
+from jaxformer.data.examples import Labelled, Pair
+from jaxformer.data.held_out import SPLITS
+from jaxformer.data.ragged import Ragged
+from jaxformer.data.vocab import BOS, EOS, UNK, Vocabulary
+from jaxformer.errors import UserError
+
+Examples = Mapping[str, Sequence[Any]]
+
+
+def prepare(data: DataConfig, directory: epath.Path) -> None:
+    """Writes the arrays of every split and vocab.json into `directory`.
+
+    Raises:
+      UserError: what the data set needs cannot be read, or it has no training examples.
+    """
+    source = sources.find(data.name)
+    examples: Examples = importlib.import_module(source.module).read(data, directory / 'tfds')
+    if not examples['train']:
+        raise UserError(f'data.name={data.name}: no training examples; {_REMEDY[source.kind]}')
+    vocab = {'pairs': _pairs, 'text': _text, 'labelled': _labelled}[source.kind](data, examples, directory)
+    files.write_json(directory / 'vocab.json', vocab.to_json())
+
+
+_REMEDY = {
+    'pairs': 'give pairs of lines of which neither is blank',
+    'text': 'give a longer text',
+    'labelled': 'give lines of label, tab, text',
+}
+
+
+def _pairs(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:
+    source = sources.find(data.name)
+    own = source.source_symbols
+    pairs = {split: without_empty(examples[split], split) for split in SPLITS}
+    texts = (
+        text
+        for row in pairs['train']
+        for text in (' '.join(own(row['source'])) if own else row['source'], row['target'])
+    )
+    vocab = Vocabulary.learn(data.tokenizer, texts, data.tokenizer_size, alphabet=source.alphabet(data))
+    for split, rows in pairs.items():
+        written, targets = (row['source'] for row in rows), (row['target'] for row in rows)
+        ids = (vocab.encode(own(text)) for text in written) if own else vocab.encode_texts(written)
+        _save(directory, f'{split}.source', vocab, _ended(ids))
+        _save(directory, f'{split}.target', vocab, _ended(vocab.encode_texts(targets)))
+        Ragged.of((row['source'].encode() for row in rows), np.uint8).save(directory, f'{split}.text')
+        references = ('\n'.join(row['references']).encode() for row in rows)
+        Ragged.of(references, np.uint8).save(directory, f'{split}.reference_text')
+    return vocab
+
+
+def without_empty(pairs: Sequence[Pair], split: str) -> list[Pair]:
+    """The pairs without those that have a blank side, if they are for training, where they would teach nothing.
+
+    Both sides go together, and a warning says how many. Other splits keep theirs, since each of their lines counts.
+    """
+    if split != 'train':
+        return list(pairs)
+    kept = [pair for pair in pairs if pair['source'].strip() and pair['target'].strip()]
+    if dropped := len(pairs) - len(kept):
+        logging.warning('%s: %d pairs with an empty side are left out', split, dropped)
+    return kept
+
+
+def _text(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:
+    vocab = Vocabulary.learn(data.tokenizer, examples['train'], data.tokenizer_size)
+    for split in SPLITS:
+        documents = (document for document in examples[split] if document)
+        _save(directory, f'{split}.documents', vocab, _ended(vocab.encode_texts(documents)))
+    return vocab
+
+
+def _labelled(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:
+    rows: Mapping[str, Sequence[Labelled]] = examples
+    per_token, longest = sources.per_token(data), sources.piece_length(data)
+    names = {str(row.label) for split in SPLITS for row in rows[split]} if not per_token else ()
+    classes = syntax.CLASSES if per_token else tuple(sorted(names))
+    texts = [row.text for row in rows['train']]
+    vocab = Vocabulary.learn(data.tokenizer, texts, data.tokenizer_size, classes=classes)
+    for split in SPLITS:
+        tokens: list[np.ndarray] = []
+        labels: list[np.ndarray] = []
+        for row, ids in zip(rows[split], vocab.encode_texts(row.text for row in rows[split]), strict=True):
+            pieces = _pieces(np.array(ids, np.int32), longest)
+            tokens += [np.array([BOS, *piece, EOS]) for piece in pieces]
+            if isinstance(row.label, np.ndarray):
+                label = syntax.of_tokens(row.label, row.text, vocab, ids)
+                labels += [np.array([-1, *piece, -1]) for piece in _pieces(label, longest)]
+            else:
+                labels += [np.array([classes.index(row.label)])] * len(pieces)
+        _save(directory, f'{split}.tokens', vocab, tokens)
+        Ragged.of(labels, np.int16).save(directory, f'{split}.labels')
+    return vocab
+
+
+def _pieces(row: np.ndarray, longest: int | None) -> list[np.ndarray]:
+    """A row in equal pieces of at most `longest`, whole for None."""
+    return [row] if longest is None else np.array_split(row, -(-len(row) // longest))
+
+
+def _ended(rows: Iterable[list[int]]) -> Iterator[list[int]]:
+    return ([*row, EOS] for row in rows)
+
+
+def _save(directory: epath.Path, name: str, vocab: Vocabulary, rows: Iterable[Sequence[int] | np.ndarray]) -> None:
+    """Writes rows of ids in as few bytes as the vocabulary allows; a warning says how many of them are unknown."""
+    ids = Ragged.of(rows, np.uint16 if len(vocab) <= 1 << 16 else np.int32)
+    ids.save(directory, name)
+    if unknown := int(np.sum(ids.values == UNK)):
+        share = 100 * unknown / len(ids.values)
+        logging.warning('%s: %d symbols (%.3g %%) are not in the training split: read as unknown', name, unknown, share)
