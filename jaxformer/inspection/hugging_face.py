@@ -73,6 +73,7 @@ LLAMA = Layout(
         'model.norm': 'rmsnorm',
         'model.position': 'rotary',
         'model.rotary.layout': 'halves',
+        'model.feed_forward_bias': 'off',
         'model.d_v': lambda settings: settings['head_dim'],
     },
     keys=(
@@ -92,7 +93,7 @@ LLAMA = Layout(
         pieces.unsupported('rope_parameters.rope_type', 'default'),
         pieces.unsupported('rope_scaling', None),
         pieces.on_off('attention_bias', 'model.attention.bias', ('all', 'none'), absent=False),
-        pieces.on_off('mlp_bias', 'model.feed_forward_bias', ('on', 'off'), absent=False),
+        pieces.unsupported('mlp_bias', False),
         pieces.tied(absent=False),
         Key('bos_token_id', 'model.ids.start', absent=1),
         pieces.padding(absent=-1),

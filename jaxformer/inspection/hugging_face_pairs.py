@@ -161,6 +161,11 @@ MARIAN = Layout(
         _same('decoder_attention_heads', 'encoder_attention_heads'),
         _same('decoder_ffn_dim', 'encoder_ffn_dim'),
         _same('decoder_vocab_size', 'vocab_size'),
+        Demand(  # transformers 5 reads as false of both
+            'tie_word_embeddings',
+            lambda settings: settings['tie_word_embeddings'] or not settings['share_encoder_decoder_embeddings'],
+            'true (tied) where share_encoder_decoder_embeddings is true (shared)',
+        ),
     ),
     rows=(
         pieces.table('model.shared', 'embedding', ('model.embedding.tables', ('shared',))),

@@ -50,7 +50,7 @@ def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
     edited = config.load(pyfile.ROOT / 'configs' / 'base.py')
     try:
         config.override(edited, fields)
-        config.override(edited, _data(fields['model.family'], edited.model.max_length))
+        config.override(edited, _data(fields, edited.model.max_length))
         cfg = config.resolve(edited)
     except UserError as error:
         raise UserError(f'{directory / SETTINGS}: {error}') from error
@@ -222,13 +222,15 @@ def _fields(path: Path, layout: Layout, settings: Settings) -> Fields:
         raise UserError(f'{path}: {error}') from error
 
 
-def _data(family: str, max_length: int) -> dict[str, Any]:
+def _data(fields: Fields, max_length: int) -> dict[str, Any]:
     """Fields of data that go with the family: what is read does not say on which data it was trained."""
-    length = min(128, max_length)
+    length, family = min(128, max_length), fields['model.family']
     sides = (length, length) if family == 'seq2seq' else (length,)
     changes: dict[str, Any] = {'data.buckets': (sides,), 'eval.max_decode_length': min(64, max_length)}
     if family != 'seq2seq':
         changes |= {'data.name': 'stdlib_labels' if family == 'classifier' else 'stdlib', 'data.tokenizer': 'bytes'}
+    if fields.get('model.head.pooling') == 'tokens':
+        changes['data.labels'] = 'syntax'
     return changes
 
 

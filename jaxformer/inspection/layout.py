@@ -231,7 +231,7 @@ def settings_of(layout: Layout, cfg: Config) -> Settings:
     known = {key.name: key.setting(cfg) for key in layout.keys}
     for demand in layout.demands:
         if not demand.holds(known):
-            field = next(key.field for key in layout.keys if isinstance(key, Key) and key.name == demand.name)
+            field = next(key.may_set[0] for key in layout.keys if key.name == demand.name)
             raise rules.refused(field, rules.get(cfg, field), demand.text)
     for key in layout.keys:
         value = known[key.name]

@@ -33,13 +33,13 @@ class Row:
     decayed: bool
 
 
-def from_config(cfg: Config, vocab_size: int) -> list[Row]:
-    """The parameters of cfg.model over data with `vocab_size` symbols, by path; nothing is allocated.
+def from_config(cfg: Config, vocab_size: int, num_classes: int = 0) -> list[Row]:
+    """The parameters of cfg.model over data with so many symbols (and classes), by path; nothing is allocated.
 
     Raises:
       UserError: cfg.model.vocab_size is below what the data needs.
     """
-    return _rows(transformer.abstract_params(cfg.model, vocab_size))
+    return _rows(transformer.abstract_params(cfg.model, vocab_size, num_classes))
 
 
 def from_checkpoint(workdir: epath.PathLike, step: int | None = None) -> list[Row]:
