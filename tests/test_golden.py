@@ -34,7 +34,8 @@ def resolved(name, **model):
 def parameters(cfg):
     """[(path, leaf)] of the model of a config, by shape alone."""
     vocab_size = cfg.model.vocab_size or DATA_SYMBOLS
-    tree = transformer.abstract_params(cfg.model, vocab_size, cfg.model.head.num_classes or DATA_CLASSES)
+    num_classes = cfg.model.head.num_classes or DATA_CLASSES
+    tree = transformer.abstract_params(cfg.model, vocab_size, num_classes)
     return [(sharding.path_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
@@ -102,6 +103,24 @@ def test_parameter_counts_of_table_3(changes, millions):
 def test_parameter_counts_at_other_vocabularies():
     assert round(count(resolved('big', vocab_size=36_000)) / 1e6) == 213
     assert count(resolved('base', vocab_size=37_000)) == 63_045_632  # counted by hand: 63.05 M
+
+
+@pytest.mark.parametrize(
+    ('name', 'model', 'published'),
+    [
+        ('gpt', {}, 124_439_808),  # GPT-2 small, as the published weights hold
+        ('llama', {}, 8_030_261_248),  # Llama 3 8B
+        (
+            'llama',
+            {'vocab_size': 32_000, 'num_kv_heads': 32, 'd_ff': 11_008, 'rotary.base': 10_000.0},
+            6_738_415_616,  # Llama 2 7B
+        ),
+        ('bert', {}, 109_514_298),  # BERT base with its head for masked symbols (uncased)
+        ('classifier', {'head.num_classes': 3}, 109_482_240 + 3 * 769),  # BERT base with its pooler, and the classes
+    ],
+)
+def test_parameter_counts_of_published_models(name, model, published):
+    assert count(resolved(name, **model)) == published
 
 
 @pytest.mark.parametrize('heads', [1, 4, 16, 32])
