@@ -73,3 +73,14 @@ def test_norms_and_orders_are_crossed():
     assert pairs[0] == ('layernorm', 'pre')
     crossed = {(norm, order) for norm in ('layernorm', 'rmsnorm') for order in CHOICES['model.residual']}
     assert set(pairs) == {pair for pair in crossed if pair[1] != 'none'} | {('none', 'pre')}
+
+
+def test_the_list_of_experiments_is_whole():
+    text = (EXPERIMENTS / 'README.md').read_text()
+    helpers = {'__init__', 'torch_transformer'}
+    scripts = {path.stem for path in EXPERIMENTS.glob('*.py')} - helpers
+    assert {name for name in scripts if f'| `{name}.py` |' in text} == scripts
+    for name in GRIDS:
+        cells = len(plan.read(EXPERIMENTS / f'{name}.py').cells)
+        row = next(line for line in text.splitlines() if line.startswith(f'| `{name}.py` |'))
+        assert row.split('|')[3].strip() == str(cells)
