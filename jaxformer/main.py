@@ -48,12 +48,9 @@ def params(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     cfg = _config(values, changes)
     from jaxformer.inspection import parameters
 
-    vocab_size = cfg.model.vocab_size
-    if not vocab_size:
-        from jaxformer.data import corpus
+    from jaxformer.ablate.count import data_sizes
 
-        vocab_size = len(corpus.load(cfg.data).vocab)
-    rows = parameters.from_config(cfg, vocab_size)
+    rows = parameters.from_config(cfg, *data_sizes(cfg))
     print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
     return 0
 

@@ -1,27 +1,27 @@
-"""Loss, perplexity and accuracy over a whole split: every real token counts once, whatever the batch size."""
+"""Loss, perplexity and accuracy over a whole split: every label counts once, whatever the batch size."""
 
 import math
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxformer import losses, sharding
+from jaxformer import losses, objectives, sharding
 from jaxformer.config import Config
 from jaxformer.data.corpus import Split
 from jaxformer.data.pipeline import EvalBatches, eval_batches
-from jaxformer.data.vocab import PAD
 from jaxformer.errors import UserError
+from jaxformer.model.transformer import Family
 from jaxformer.runtime import CountedJit
 
 
 class Evaluator:
     """Teacher-forced evaluation with one compiled program per bucket."""
 
-    def __init__(self, cfg: Config, model: nn.Module, mesh: Mesh) -> None:
+    def __init__(self, cfg: Config, model: Family, mesh: Mesh) -> None:
         self._cfg, self._model, self._mesh = cfg, model, mesh
+        self._objective = objectives.of(cfg, model.vocab_size)
         self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
         self.sums = CountedJit(self._sums)
 
@@ -38,19 +38,18 @@ class Evaluator:
         return batches
 
     def _sums(self, params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Sums over a batch, to be added up: negative log-likelihood (nats), right tokens, tokens, examples."""
-        target_BT = batch['target']
-        logits_BTV, _ = self._model.apply({'params': params}, batch['source'], target_BT)
-        weights_BT = (target_BT != PAD).astype(jnp.float32)
+        """Sums over a batch, to be added up: negative log-likelihood (nats), right labels, labels, examples."""
+        inputs, labels_BT, weights_BT = self._objective(batch, None)
+        logits_BTV, _ = self._model.apply({'params': params}, *inputs)
         return {
-            'nll': losses.cross_entropy(logits_BTV, target_BT, weights_BT),
-            'correct': losses.count_correct(logits_BTV, target_BT, weights_BT),
+            'nll': losses.cross_entropy(logits_BTV, labels_BT, weights_BT),
+            'correct': losses.count_correct(logits_BTV, labels_BT, weights_BT),
             'tokens': jnp.sum(weights_BT),
             'examples': jnp.sum(batch['example_id'] >= 0),
         }
 
     def split_losses(self, params: Any, split: Split) -> dict[str, float]:
-        """loss (nats per token, without smoothing), perplexity, accuracy, and the tokens and examples they rest on."""
+        """loss (nats per label, without smoothing), perplexity, accuracy; tokens (labels) and examples they rest on."""
         sums: dict[str, float] = {'nll': 0.0, 'correct': 0.0, 'tokens': 0.0, 'examples': 0.0}
         for batch in self.batches(split):
             part = jax.device_get(self.sums(params, sharding.put_batch(batch, self._mesh)))

@@ -91,7 +91,7 @@ class _Run:
         self.vocab, self.split = corpus.vocab, corpus.split(cfg.eval.split)
         self.mesh = sharding.make_mesh(cfg.mesh)
         sharding.refuse_undivided(cfg, self.mesh)
-        self.model = transformer.build(cfg.model, len(corpus.vocab))
+        self.model = transformer.build(cfg.model, len(corpus.vocab), len(corpus.vocab.classes))
         self.optimizer = optim.build(cfg)
         self.target = states.abstract(self.model, self.optimizer, self.mesh)
         self.batches = pipeline.train_iterator(cfg, corpus, jax.process_index(), jax.process_count())
@@ -154,10 +154,10 @@ class _Run:
             return metrics
 
     def _evaluation_due(self, step: int) -> tuple[bool, bool]:
-        """(losses, decoding too) after a step; the last step has both."""
+        """(losses, decoding too) after a step; the last step has both. Only sequences have references to decode for."""
         last = step == self.cfg.train.num_steps
-        decode = last or _due(step, self.cfg.eval.decode_every)
-        return decode or _due(step, self.cfg.eval.every), decode
+        decode = self.cfg.model.family == 'seq2seq' and (last or _due(step, self.cfg.eval.decode_every))
+        return last or decode or _due(step, self.cfg.eval.every), decode
 
     def _make_up_for_evaluation(self, state: states.TrainState) -> dict[str, float]:
         """The evaluation that a kill took from the step gone on from; no metrics where nothing is missing."""

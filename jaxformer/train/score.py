@@ -10,7 +10,7 @@ from jaxformer.train.evaluate import Evaluator
 
 
 def score(workdir: str | os.PathLike, step: int | None = None, split: str | None = None) -> dict[str, float]:
-    """Loss, perplexity, accuracy, and error rates by greedy decoding, with the examples and tokens they rest on.
+    """Loss, perplexity, accuracy, and of sequences error rates by greedy decoding; examples and tokens they rest on.
 
     Args:
       workdir: a run directory. step: the newest whole checkpoint without it. split: the config's eval.split without it.
@@ -24,5 +24,6 @@ def score(workdir: str | os.PathLike, step: int | None = None, split: str | None
     examples = corpus.split(split or run.cfg.eval.split)
     mesh, params = on_every_device(run)
     metrics = Evaluator(run.cfg, run.model, mesh).split_losses(params, examples)
-    metrics |= Decoder(run.cfg, run.model, corpus.vocab, mesh).split_error_rates(params, examples)
+    if run.cfg.model.family == 'seq2seq':
+        metrics |= Decoder(run.cfg, run.model, corpus.vocab, mesh).split_error_rates(params, examples)
     return {'step': run.step, **{f'{examples.name}/{name}': value for name, value in metrics.items()}}

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from jax.sharding import Mesh
 
 from jaxformer import sharding
 from jaxformer.model import transformer
+from jaxformer.model.transformer import Family
 
 
 @flax.struct.dataclass
@@ -24,21 +24,21 @@ class TrainState:
     skipped_in_row: jax.Array
 
 
-def create(model: nn.Module, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+def create(model: Family, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
     """A fresh state, a pure function of the seed."""
     params = transformer.init(model, seed)
     zero = jnp.int32(0)
     return TrainState(zero, params, optimizer.init(params), zero, zero)
 
 
-def abstract(model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract(model: Family, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The state as shapes, dtypes and shardings; nothing is allocated."""
     shapes = jax.eval_shape(lambda: create(model, optimizer, 0))
     place = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)  # noqa: E731
     return jax.tree.map(place, shapes, sharding.of_state(shapes, mesh))
 
 
-def initialise(model: nn.Module, optimizer: optax.GradientTransformation, seed: int, target: TrainState) -> TrainState:
+def initialise(model: Family, optimizer: optax.GradientTransformation, seed: int, target: TrainState) -> TrainState:
     """A fresh state, born where `target` (of `abstract`) says it lies."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
     return jax.jit(lambda seed: create(model, optimizer, seed), out_shardings=shardings)(seed)

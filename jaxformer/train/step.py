@@ -9,25 +9,32 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer import losses, optim
+from jaxformer import losses, objectives, optim
 from jaxformer.config import Config
-from jaxformer.data.vocab import PAD
 from jaxformer.model import ops
+from jaxformer.model.transformer import Family
+from jaxformer.objectives import Objective
 from jaxformer.runtime import CountedJit
 from jaxformer.train.state import TrainState
 
 Batch = dict[str, jax.Array]
 
+OBJECTIVE_SITE = 2_000_000  # folded into the key of a step, beyond what the stacks fold into it
+
 
 def loss_fn(
-    params: Any, batch: Batch, key_2: jax.Array | None, model: nn.Module, label_smoothing: float
+    params: Any,
+    batch: Batch,
+    key_2: jax.Array | None,
+    model: nn.Module,
+    objective: Objective,
+    label_smoothing: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """(label-smoothed loss in nats per real target token, number of such tokens); 0 for a batch of padding alone."""
-    target_BT = batch['target']
-    logits_BTV, _ = model.apply({'params': params}, batch['source'], target_BT, key_2)
-    weights_BT = (target_BT != PAD).astype(jnp.float32)
+    """(label-smoothed loss in nats per label that counts, number of such labels); 0 for a batch without any."""
+    inputs, labels_BT, weights_BT = objective(batch, None if key_2 is None else ops.fold(key_2, OBJECTIVE_SITE))
+    logits_BTV, _ = model.apply({'params': params}, *inputs, key_2=key_2)
     tokens = jnp.sum(weights_BT)
-    total = losses.cross_entropy(logits_BTV, target_BT, weights_BT, label_smoothing)
+    total = losses.cross_entropy(logits_BTV, labels_BT, weights_BT, label_smoothing)
     return total / jnp.maximum(tokens, 1.0), tokens
 
 
@@ -37,6 +44,7 @@ def train_step(
     seed: jax.Array | int,
     *,
     model: nn.Module,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
     learning_rate: Callable[[jax.Array], jax.Array],
     label_smoothing: float,
@@ -48,7 +56,7 @@ def train_step(
     not finite nothing but the counters changes, and the caller decides whether to go on.
 
     Args:
-      batch: source [B, S], target [B, T] int32; a row that is all PAD counts for nothing.
+      batch: as the family's objective reads it; a row that is all padding counts for nothing.
       learning_rate: of the number of updates done before; only reported, `optimizer` holds its own.
 
     Returns:
@@ -57,7 +65,7 @@ def train_step(
     """
     key_2 = ops.fold(jnp.zeros(2, jnp.uint32), seed, state.step)
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
-    (loss, tokens), grads = gradient(state.params, batch, key_2, model, label_smoothing)
+    (loss, tokens), grads = gradient(state.params, batch, key_2, model, objective, label_smoothing)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -83,7 +91,7 @@ def train_step(
 
 
 def compiled_step(
-    cfg: Config, model: nn.Module, optimizer: optax.GradientTransformation, target: TrainState
+    cfg: Config, model: Family, optimizer: optax.GradientTransformation, target: TrainState
 ) -> CountedJit:
     """`train_step` of a config as (state, batch, seed) → (state, metrics), compiled per bucket; the state is donated.
 
@@ -94,6 +102,7 @@ def compiled_step(
         functools.partial(
             train_step,
             model=model,
+            objective=objectives.of(cfg, model.vocab_size),
             optimizer=optimizer,
             learning_rate=optim.schedule(cfg),
             label_smoothing=cfg.optim.label_smoothing,

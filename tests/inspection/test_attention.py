@@ -13,8 +13,7 @@ from jaxformer.data.vocab import BOS, EOS, PAD, Vocabulary
 from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
 from jaxformer.inspection import attention
-from jaxformer.model import ops, transformer
-from jaxformer.model.layers import Context
+from jaxformer.model import transformer
 
 VOCAB = Vocabulary.of([str(i) for i in range(11)])
 TEXT, TARGET = '7 3 9 9 0 4', '4 10 2'  # 7 source symbols and 4 target symbols with the end of sequence
@@ -165,11 +164,11 @@ def test_generation_step_by_step_has_the_weights_of_one_forced_pass(run):
 
     def step(model, token_B1, cache):
         """As `extend`, with maps."""
-        layers = {name: cache[name] for name in ('key', 'value', 'cross_key', 'cross_value')}
-        mask = ops.causal_mask(1, cache['key'].shape[2], offset=cache['index'])
-        context = Context(self_mask=mask, memory_mask=cache['source_mask'], start=cache['index'])
-        _, layers, found = model.decoder(model._embed(token_B1, model.embedding), context, layers, keep_maps=True)
-        return {**cache, **layers, 'index': cache['index'] + 1}, found
+        context = model._extend_context(token_B1, cache, cache['room'].shape[0])
+        context = context.replace(memory_mask=cache['source_mask'])
+        x_B1D = model._embed(token_B1, model.embedding)
+        _, layers, found = model.decoder(x_B1D, context, cache['layers'], keep_maps=True)
+        return {**cache, 'layers': layers, 'index': cache['index'] + 1}, found
 
     T = len(maps.inputs)
     assert T > 2

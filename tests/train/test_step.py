@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import small
 
-from jaxformer import optim, sharding
+from jaxformer import objectives, optim, sharding
 from jaxformer.model import transformer
 from jaxformer.train import loop
 from jaxformer.train import state as states
@@ -28,6 +28,7 @@ def setup(more=None):
             batch,
             seed,
             model=model,
+            objective=objectives.of(cfg, SYMBOLS),
             optimizer=optimizer,
             learning_rate=optim.schedule(cfg),
             label_smoothing=cfg.optim.label_smoothing,
