@@ -1,6 +1,8 @@
 """From a configuration and parameters to a model in Hugging Face's layout, which transformers loads."""
 
+import contextlib
 import dataclasses
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ def write(cfg: Config, params: Any, directory: str | Path, model_type: str | Non
     Raises:
       UserError: no layout (or not that one) can express the configuration; the field is named. Or `directory` holds a
         model already, or cannot be written.
+      RunError: the disk is full.
     """
     directory = Path(directory)
     if any((directory / name).exists() for name in (SETTINGS, WEIGHTS)):
@@ -95,7 +98,9 @@ def _save(directory: Path, tensors: dict[str, np.ndarray], settings: Settings) -
         aside.replace(directory / WEIGHTS)
         files.write_json(directory / SETTINGS, settings)
     except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise RunError(
-            f'--output={directory}: {error.strerror or error}; choose a directory that can be written'
-        ) from None
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        reason = f'--output={directory}: {error.strerror or error}'
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(f'{reason}; free space and run the same command again') from error
+        raise UserError(f'{reason}; choose a directory that can be written') from error
