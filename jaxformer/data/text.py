@@ -1,11 +1,13 @@
 """Text files: which ones a field of the configuration means, and their lines, by the newline alone."""
 
+import glob
 import os
 import sys
 from collections.abc import Iterator
 
 from etils import epath
 
+from jaxformer.data.held_out import SPLITS
 from jaxformer.errors import UserError
 
 IN_NAME = '{split}'
@@ -54,25 +56,17 @@ def find(field: str, name: str, split: str | None = None) -> list[epath.Path]:
       UserError: there is none.
     """
     path = epath.Path(name if split is None else name.replace(IN_NAME, split)).expanduser()
-    if path.is_dir():
-        found = [file for file in path.rglob('*') if file.is_file() and not _hidden(file.relative_to(path))]
-    elif path.exists():
+    if path.exists() and not path.is_dir():
         return [path]
-    else:
-        fixed = list(path.parts)
-        fixed = fixed[: next((i for i, part in enumerate(fixed) if any(mark in part for mark in '*?[')), len(fixed))]
-        base = epath.Path(*fixed) if fixed else epath.Path('.')
-        pattern = '/'.join(path.parts[len(fixed) :])
-        found = [file for file in base.glob(pattern) if file.is_file()] if pattern and base.exists() else []
-    if not found:
+    pattern = f'{glob.escape(os.fspath(path))}/**' if path.is_dir() else os.fspath(path)
+    found = [epath.Path(file) for file in sorted(glob.glob(pattern, recursive=True))]
+    if not (files := [file for file in found if file.is_file()]):
         raise UserError(f'{field}={name}: {path} is no file, and no directory or pattern of some; give one')
-    return sorted(found)
+    return files
 
 
 def find_all(field: str, name: str) -> list[epath.Path]:
     """The files of all splits."""
-    from jaxformer.data.held_out import SPLITS
-
     splits = SPLITS if IN_NAME in name else (None,)
     return [file for split in splits for file in find(field, name, split)]
 
@@ -88,10 +82,6 @@ def _size_and_time(path: epath.Path) -> tuple[int, int]:
         return there.length, there.mtime
     here = os.stat(path)  # noqa: PTH116  (epath rounds times to seconds)
     return here.st_size, here.st_mtime_ns
-
-
-def _hidden(path: epath.Path) -> bool:
-    return any(part.startswith('.') for part in path.parts)
 
 
 def pieces(text: str, size: int = 4096) -> Iterator[str]:
