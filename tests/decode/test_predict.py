@@ -27,16 +27,16 @@ SOURCES = [[4 + (7 * i + 3 * j) % 11 for j in range(length)] for i, length in en
 TEXTS = [' '.join(VOCAB.decode(source)) for source in SOURCES]
 
 
-def decoder(batch_size, more=None):
+def decoder(batch_size, more=None, vocab=VOCAB):
     """(decoder, parameters) over all devices there are; the parameters are drawn wide, so that outputs are varied."""
     edited = config.load(ROOT / 'configs' / 'tiny.py')
     changes = {'model.d_model': 12, 'model.d_ff': 10, 'model.num_layers': 1, 'eval.max_decode_length': 7}
     config.override(edited, {**changes, 'eval.batch_size': batch_size, **(more or {})})
     cfg = config.resolve(edited)
-    model = transformer.build(cfg.model, len(VOCAB))
+    model = transformer.build(cfg.model, len(vocab))
     params = jax.tree.map(lambda leaf: leaf * 1.7, transformer.init(model, 5))
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
-    return Decoder(cfg, model, VOCAB, mesh), jax.device_put(params, sharding.of_state(params, mesh))
+    return Decoder(cfg, model, vocab, mesh), jax.device_put(params, sharding.of_state(params, mesh))
 
 
 def split(count=10):
@@ -124,3 +124,33 @@ def test_compiled_once_per_source_length():
     made.split_error_rates(params, split())
     list(made.lines(params, TEXTS))
     assert made.search.compilations == 2
+
+
+@pytest.mark.parametrize('tokenizer', ['characters', 'bytes', 'bpe'])
+def test_outputs_are_texts_and_a_line_stays_a_line(tokenizer):
+    """B53 with symbols that are parts of words, and that may be newlines."""
+    vocab = Vocabulary.learn(tokenizer, ['three one four\n', '\n\n{} \u0151'], 300)
+    files = {'data.name': 'parallel', 'data.source': 'unused', 'data.target': 'unused', 'data.tokenizer': tokenizer}
+    made, params = decoder(3, files, vocab)
+    given = ['three one four', '', '{} \u0151', '   ', 'one one four three', '']
+    outputs = list(made.lines(params, given))
+    for line, (output, unknown) in zip(given, outputs, strict=True):
+        assert unknown == 0 and bool(output) == bool(line.strip())
+        if line.strip():
+            source = np.array([[*next(vocab.encode_texts([line])), EOS]])
+            assert output == vocab.join(made.batch(params, source)[0][0]).replace('\n', ' ')
+    assert list(made.lines(params, ['\u0416']))[0][1] == (1 if tokenizer == 'characters' else 0)
+    made.batch = lambda params, source_BS: ([vocab.split('three\none')] * len(source_BS), None)
+    assert [output for output, _ in made.lines(params, given[:2])] == ['three one', '']
+
+
+def test_error_rates_do_not_depend_on_the_pieces_of_a_word():
+    """What is put together from other symbols, and reads the same, is right."""
+    vocab = Vocabulary.of(('a', 'b', 'c', 'ab', 'bc'), 'bpe', ('a b', 'b c'))
+    made, params = decoder(3, None, vocab)
+    made.batch = lambda params, source_BS: ([['a', 'b', 'c']] * len(source_BS), None)
+    rows = Ragged.of([[5, EOS]], np.int32)
+    reference = Ragged.of([b'abc'], np.uint8)
+    given = PairSplit('dev', rows, rows, reference, reference, vocab.split)
+    assert given.references(0) == [['ab', 'c']]
+    assert made.split_error_rates(params, given) == {'per': 0.0, 'wer': 0.0}
