@@ -242,6 +242,8 @@ def _lengths(cfg: Config) -> Iterable[Problem]:
         if len(bucket) != sides:
             shape = ('(length,)', '(source length, target length)')[sides - 1]
             yield 'data.buckets', f'{shape} each with model.family={model.family}, and {bucket} is not'
+    if len(buckets) > 1 and kind_of_data(cfg.data.name) == 'text':
+        yield 'data.buckets', f'one (length,) with data.name={cfg.data.name}: text is cut into rows of one length'
     for low, high in zip(((1,) * sides, *buckets), buckets, strict=False):
         if any(a > b for a, b in zip(low, high, strict=True)):
             yield (

@@ -337,6 +337,14 @@ def test_learned_positions_must_reach_the_longest_bucket_and_decoding():
     assert resolved({**short, 'model.position': 'sinusoidal'}).model.max_length == 63
 
 
+def test_text_has_one_length():
+    text = {'model.family': 'lm', 'data.name': 'stdlib', 'data.tokenizer': 'bytes'}
+    assert 'one (length,) with data.name=stdlib' in refusal({**text, 'data.buckets': ((8,), (9,))})
+    assert resolved({**text, 'data.buckets': ((9,),)}).data.buckets == ((9,),)
+    labelled = {'model.family': 'classifier', 'data.name': 'stdlib_labels', 'data.buckets': ((8,), (9,))}
+    assert len(resolved({**text, **labelled}).data.buckets) == 2
+
+
 def test_validation_changes_nothing():
     cfg = resolved()
     before = config.canonical_json(cfg)
