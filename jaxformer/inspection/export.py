@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from jaxformer import checkpoint, files, rules
 from jaxformer.config import Config
+from jaxformer.data.vocab import EOS, Vocabulary
 from jaxformer.decode.open import find_step, read_config
 from jaxformer.errors import RunError, UserError
 from jaxformer.inspection.hugging_face import LAYOUTS
@@ -21,7 +22,9 @@ from jaxformer.inspection.import_ import SETTINGS, WEIGHTS
 from jaxformer.inspection.layout import Layout, Settings, settings_of
 
 
-def write(cfg: Config, params: Any, directory: str | Path, model_type: str | None = None) -> Path:
+def write(
+    cfg: Config, params: Any, directory: str | Path, model_type: str | None = None, eos: int | None = None
+) -> Path:
     """Writes config.json and model.safetensors of a model to `directory`; `import_.read` gives the same back.
 
     The types of the tensors are those of the parameters. Dropout rates are written as far as the layout has them, and
@@ -29,6 +32,7 @@ def write(cfg: Config, params: Any, directory: str | Path, model_type: str | Non
 
     Args:
       params: a tree of arrays. model_type: gpt2 | llama | bert | t5 | marian; None takes the one that can express cfg.
+      eos: the id that ends a text, which no field holds; None leaves it to transformers.
 
     Raises:
       UserError: no layout (or not that one) can express the configuration; the field is named. Or `directory` holds a
@@ -51,6 +55,8 @@ def write(cfg: Config, params: Any, directory: str | Path, model_type: str | Non
             used |= set(row.paths)
     if left := [path for path in flat if path not in used]:
         raise UserError(f'{layout.name} has no tensor for parameter {left[0]}')
+    if eos is not None:
+        settings['eos_token_id'] = eos
     settings['torch_dtype'] = flat['embedding'].dtype.name
     _save(directory, tensors, settings)
     return directory
@@ -60,7 +66,17 @@ def run(workdir: epath.PathLike, step: int | None, output: str | Path) -> Path:
     """`write` of a checkpoint of a run, None for the newest whole one. Raises: as `write` and `open_run`."""
     cfg = read_config(workdir)
     step = find_step(workdir, step)
-    return write(cfg, checkpoint.restore_params(epath.Path(workdir) / files.CHECKPOINTS, step), output)
+    params = checkpoint.restore_params(epath.Path(workdir) / files.CHECKPOINTS, step)
+    return write(cfg, params, output, eos=_eos(epath.Path(workdir) / files.VOCAB))
+
+
+def _eos(path: epath.Path) -> int | None:
+    """The end of a text in a vocabulary made here; None for that of an import, whose ids are its own."""
+    try:
+        Vocabulary.from_json(files.read_json(path))
+    except (UserError, FileNotFoundError):
+        return None
+    return EOS
 
 
 def _layout(cfg: Config, model_type: str | None) -> tuple[Layout, Settings]:

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxformer import config
+from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inspection import export, import_
 from jaxformer.inspection.hugging_face import LAYOUTS
@@ -216,6 +217,10 @@ def test_the_command_exports_what_it_imported(tmp_path, capsys):
     assert main(['export', f'--workdir={run}', f'--output={out}']) == 0
     assert (out / 'model.safetensors').read_bytes() == (tmp_path / 'model' / 'model.safetensors').read_bytes()
     assert json.loads((out / 'config.json').read_text()) == json.loads((tmp_path / 'model/config.json').read_text())
+    assert 'eos_token_id' not in (out / 'config.json').read_text()  # its ids are its own
+    (run / 'vocab.json').write_text(json.dumps(Vocabulary.of('abc').to_json()))
+    assert main(['export', f'--workdir={run}', f'--output={tmp_path}/ours']) == 0
+    assert json.loads((tmp_path / 'ours' / 'config.json').read_text())['eos_token_id'] == 2
     assert main(['export', f'--workdir={run}', '--step=7', f'--output={tmp_path}/no']) == 2
     assert 'no checkpoint of step 7' in capsys.readouterr().err
     assert not list(tmp_path.rglob('*.tmp'))
