@@ -148,5 +148,9 @@ def _prepare(data: DataConfig, directory: epath.Path) -> None:
     if partial.exists():
         partial.rmtree()
     partial.mkdir()
-    prepare(data, partial)
+    try:
+        prepare(data, partial)
+    except Exception:
+        partial.rmtree()
+        raise
     partial.rename(directory)

@@ -1,9 +1,11 @@
 """What a data set gives before anything is a number."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
+from absl import logging
 
 
 class Pair(TypedDict):
@@ -15,6 +17,14 @@ class Pair(TypedDict):
     source: str
     target: str
     references: list[str]
+
+
+def without_empty(pairs: Sequence[Pair], name: str) -> list[Pair]:
+    """The pairs of which neither side is blank. Both sides go together; a warning says from what, and how many."""
+    kept = [pair for pair in pairs if pair['source'].strip() and pair['target'].strip()]
+    if dropped := len(pairs) - len(kept):
+        logging.warning('%s: %d pairs with an empty side are left out', name, dropped)
+    return kept
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from etils import epath
 
 from jaxformer.config import DataConfig
-from jaxformer.data.examples import Pair
+from jaxformer.data.examples import Pair, without_empty
 from jaxformer.data.held_out import SPLITS, divided
 from jaxformer.data.text import IN_NAME, read_lines
 from jaxformer.errors import UserError
@@ -11,6 +11,8 @@ from jaxformer.errors import UserError
 
 def read(data: DataConfig, directory: epath.Path) -> dict[str, list[Pair]]:
     """The pairs of each split; files without {split} in their names are split by a hash of the source line.
+
+    From these, pairs with a blank side are left out of every split.
 
     Raises:
       UserError: a file cannot be read, or two that belong together differ in their number of lines.
@@ -22,7 +24,7 @@ def read(data: DataConfig, directory: epath.Path) -> dict[str, list[Pair]]:
         return {
             split: aligned(data.source.replace(IN_NAME, split), data.target.replace(IN_NAME, split)) for split in SPLITS
         }
-    pairs = aligned(data.source, data.target)
+    pairs = without_empty(aligned(data.source, data.target), data.source)
     return divided(pairs, (pair['source'] for pair in pairs))
 
 

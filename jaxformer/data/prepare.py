@@ -11,7 +11,7 @@ from etils import epath
 from jaxformer import files
 from jaxformer.config import DataConfig
 from jaxformer.data import sources, syntax
-from jaxformer.data.examples import Labelled, Pair
+from jaxformer.data.examples import Labelled, without_empty
 from jaxformer.data.held_out import SPLITS
 from jaxformer.data.ragged import Ragged
 from jaxformer.data.vocab import BOS, EOS, UNK, Vocabulary
@@ -28,30 +28,24 @@ def prepare(data: DataConfig, directory: epath.Path) -> None:
     """
     source = sources.find(data.name)
     examples: Examples = importlib.import_module(source.module).read(data, directory / 'tfds')
-    if not examples['train']:
-        raise UserError(f'data.name={data.name}: no training examples; {_REMEDY[source.kind]}')
     vocab = {'pairs': _pairs, 'text': _text, 'labelled': _labelled}[source.kind](data, examples, directory)
     files.write_json(directory / 'vocab.json', vocab.to_json())
-
-
-_REMEDY = {
-    'pairs': 'give pairs of lines of which neither is blank',
-    'text': 'give a longer text',
-    'labelled': 'give lines of label, tab, text',
-}
 
 
 def _pairs(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:
     source = sources.find(data.name)
     own = source.source_symbols
-    pairs = {split: without_empty(examples[split], split) for split in SPLITS}
+    # A pair with an empty side teaches nothing. Other splits keep theirs, since each of their lines counts.
+    pairs = {**examples, 'train': without_empty(examples['train'], 'train')}
+    _refuse_nothing(data, pairs['train'], 'give pairs of lines of which neither is blank')
     texts = (
         text
         for row in pairs['train']
         for text in (' '.join(own(row['source'])) if own else row['source'], row['target'])
     )
     vocab = Vocabulary.learn(data.tokenizer, texts, data.tokenizer_size, alphabet=source.alphabet(data))
-    for split, rows in pairs.items():
+    for split in SPLITS:
+        rows = pairs[split]
         written, targets = (row['source'] for row in rows), (row['target'] for row in rows)
         ids = (vocab.encode(own(text)) for text in written) if own else vocab.encode_texts(written)
         _save(directory, f'{split}.source', vocab, _ended(ids))
@@ -62,29 +56,18 @@ def _pairs(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocab
     return vocab
 
 
-def without_empty(pairs: Sequence[Pair], split: str) -> list[Pair]:
-    """The pairs without those that have a blank side, if they are for training, where they would teach nothing.
-
-    Both sides go together, and a warning says how many. Other splits keep theirs, since each of their lines counts.
-    """
-    if split != 'train':
-        return list(pairs)
-    kept = [pair for pair in pairs if pair['source'].strip() and pair['target'].strip()]
-    if dropped := len(pairs) - len(kept):
-        logging.warning('%s: %d pairs with an empty side are left out', split, dropped)
-    return kept
-
-
 def _text(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:
-    vocab = Vocabulary.learn(data.tokenizer, examples['train'], data.tokenizer_size)
+    documents = {split: [document for document in examples[split] if document] for split in SPLITS}
+    _refuse_nothing(data, documents['train'], 'give a longer text')
+    vocab = Vocabulary.learn(data.tokenizer, documents['train'], data.tokenizer_size)
     for split in SPLITS:
-        documents = (document for document in examples[split] if document)
-        _save(directory, f'{split}.documents', vocab, _ended(vocab.encode_texts(documents)))
+        _save(directory, f'{split}.documents', vocab, _ended(vocab.encode_texts(documents[split])))
     return vocab
 
 
 def _labelled(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:
     rows: Mapping[str, Sequence[Labelled]] = examples
+    _refuse_nothing(data, rows['train'], 'give lines of label, tab, text')
     per_token, longest = sources.per_token(data), sources.piece_length(data)
     names = {str(row.label) for split in SPLITS for row in rows[split]} if not per_token else ()
     classes = syntax.CLASSES if per_token else tuple(sorted(names))
@@ -104,6 +87,11 @@ def _labelled(data: DataConfig, examples: Examples, directory: epath.Path) -> Vo
         _save(directory, f'{split}.tokens', vocab, tokens)
         Ragged.of(labels, np.int16).save(directory, f'{split}.labels')
     return vocab
+
+
+def _refuse_nothing(data: DataConfig, rows: Sequence[Any], remedy: str) -> None:
+    if not rows:
+        raise UserError(f'data.name={data.name}: no training examples; {remedy}')
 
 
 def _pieces(row: np.ndarray, longest: int | None) -> list[np.ndarray]:

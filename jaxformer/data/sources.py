@@ -19,16 +19,16 @@ class Source:
     """A data set.
 
     `module` holds read(data, directory), which gives {split: examples}, and may use `directory` for files of its own.
-    Examples of pairs are `pairs.Pair`, of text documents (str), of labelled texts `labelled.Labelled`.
+    Examples of pairs are `examples.Pair`, of text documents (str), of labelled texts `examples.Labelled`.
     """
 
     kind: str  # pairs | text | labelled
     module: str
     settings: Callable[[DataConfig], dict[str, Any]]  # all that the examples depend on, the fields of the data too
-    alphabet: Callable[[DataConfig], Sequence[str]] = (
-        lambda data: ()
-    )  # symbols that need not occur in the training split
-    source_symbols: Callable[[str], list[str]] | None = None  # text → symbols, where the source has its own
+    # Symbols of native vocabularies that come first, whether or not they occur in the training split:
+    alphabet: Callable[[DataConfig], Sequence[str]] = lambda data: ()
+    # Source text → symbols, where the data set has its own:
+    source_symbols: Callable[[str], list[str]] | None = None
 
 
 def _fields(data: DataConfig, *names: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The source of the running Python's standard library: text that every installation has (PSF licence)."""
 
+import contextlib
 import hashlib
 import os
 import sysconfig
@@ -51,10 +52,10 @@ def fingerprint() -> str:
 
 
 def texts() -> dict[str, str]:
-    """Path of a module → its source. Files that hold nothing are left out."""
+    """Path of a module → its source. Files that hold nothing, or not what their encoding allows, are left out."""
     root, found = library(), {}
     for module in modules():
-        with tokenize.open(root / module) as file:
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError), tokenize.open(root / module) as file:
             if text := file.read():
                 found[module] = text
     return found

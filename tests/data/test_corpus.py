@@ -10,7 +10,7 @@ import pytest
 
 from jaxformer import config, rules
 from jaxformer.data import corpus as corpus_lib
-from jaxformer.data import prepare, sources
+from jaxformer.data import examples, sources
 from jaxformer.data.vocab import EOS, TOKENIZERS
 from jaxformer.errors import UserError
 
@@ -182,7 +182,7 @@ def test_empty_training_pairs_are_dropped_together_and_counted(caplog):
         {'source': source, 'target': target, 'references': [target]}
         for source, target in [('1 2', '2 1'), ('', '4'), (' ', ''), ('5', ''), ('6', '6')]
     ]
-    rows = prepare.without_empty(records, 'train')
+    rows = examples.without_empty(records, 'train')
     assert [(row['source'], row['target']) for row in rows] == [('1 2', '2 1'), ('6', '6')]
     assert 'train: 3 pairs' in caplog.text
-    assert prepare.without_empty(records, 'dev') == records
+    assert examples.without_empty(rows, 'nothing') == rows and 'nothing' not in caplog.text

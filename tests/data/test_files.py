@@ -86,16 +86,21 @@ def test_different_line_counts_are_refused_with_files_and_counts(make_data, tmp_
     data = make_data(tmp_path / 'data', 'parallel', source=f'{tmp_path}/a', target=f'{tmp_path}/b')
     with pytest.raises(UserError, match=f'{tmp_path}/a has 100 lines.*{tmp_path}/b has 101'):
         corpus_lib.load(data)
-    assert not corpus_lib.prepared_directory(data).exists()
+    assert not list((tmp_path / 'data').glob('parallel*'))  # nothing half-made is left
     with pytest.raises(UserError, match='{split} in both names'):
         parallel.read(make_data(tmp_path, 'parallel', source='{split}.en', target=f'{tmp_path}/b'), tmp_path)
 
 
-def test_files_without_a_split_are_split_by_the_source_line(make_data, tmp_path):
+def test_files_without_a_split_are_split_by_the_source_line(make_data, tmp_path, caplog):
     lines = [f'word{i % 300}' for i in range(400)]
-    write(tmp_path, a='\n'.join(lines), b='\n'.join(f'{line} {i}' for i, line in enumerate(lines)))
+    write(
+        tmp_path,
+        a='\n'.join(lines) + '\n\n \nx',
+        b='\n'.join(f'{line} {i}' for i, line in enumerate(lines)) + '\ny\nz\n ',
+    )
     data = make_data(tmp_path / 'data', 'parallel', source=f'{tmp_path}/a', target=f'{tmp_path}/b')
     corpus = corpus_lib.load(data)
+    assert f'{tmp_path}/a: 3 pairs with an empty side' in caplog.text  # left out of every split
     for name in SPLITS:
         split = corpus.split(name)
         texts = [split.source_text(i) for i in range(len(split))]
@@ -156,6 +161,9 @@ def test_no_text_at_all_is_refused(make_data, tmp_path):
     write(tmp_path, nothing='')
     with pytest.raises(UserError, match='data.name=text: no training examples; .*longer'):
         corpus_lib.load(make_data(tmp_path / 'data', 'text', source=f'{tmp_path}/nothing', tokenizer='bytes'))
+    write(tmp_path, **{f'{split}.txt': '' if split == 'train' else 'text' for split in SPLITS})
+    with pytest.raises(UserError, match='data.name=text: no training examples'):
+        corpus_lib.load(make_data(tmp_path / 'data', 'text', source=f'{tmp_path}/{{split}}.txt', tokenizer='bytes'))
     with pytest.raises(UserError, match='data.source=.*absent'):
         corpus_lib.load(make_data(tmp_path / 'data', 'text', source=f'{tmp_path}/absent', tokenizer='bytes'))
 

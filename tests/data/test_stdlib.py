@@ -34,6 +34,7 @@ def library(tmp_path_factory):
     (root / 'empty.py').touch()
     (root / 'latin.py').write_bytes('# -*- coding: latin-1 -*-\nname = "\u00e9"\n'.encode('latin-1'))
     (root / 'broken.py').write_text('"""never ends\n')
+    (root / 'bytes.py').write_bytes(b'# \xff\n')
     (root / 'notes.txt').write_text('LEFT_OUT')
     return root
 
@@ -56,7 +57,7 @@ def test_each_module_is_a_document_of_its_split(small, make_data, tmp_path):
             coding = 'latin-1' if module == 'latin.py' else 'utf-8'
             assert corpus.decode(row) == (small / module).read_text(coding) and row[-1] == EOS and min(row[:-1]) > MASK
         seen += len(modules)
-    assert seen == 15 * 16 // 2 + 2  # without the empty module and what is left out
+    assert seen == 15 * 16 // 2 + 2  # without what is empty, left out, or cannot be read
 
 
 def test_a_changed_library_is_prepared_anew(small, make_data, tmp_path):

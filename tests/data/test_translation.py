@@ -47,6 +47,36 @@ def test_features_become_sides_and_validation_is_dev(make_data, tmp_path, as_byt
     assert pairs(make_data, tmp_path) == found  # prepared: TFDS is not asked again
 
 
+class Local(tfds.core.GeneratorBasedBuilder):
+    """A translation data set that needs no network."""
+
+    VERSION = tfds.core.Version('1.0.0')
+
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.Translation(['de', 'en']))
+
+    def _split_generators(self, dl_manager):
+        return {split: enumerate(records(split, 7, False)) for split in ('train', 'validation', 'test')}
+
+    def _generate_examples(self):
+        raise NotImplementedError
+
+
+def test_what_tfds_has_written(make_data, tmp_path, monkeypatch):
+    made = []
+
+    def builder(name, file_format):
+        made.append(name)
+        return Local(data_dir=tmp_path / 'tfds', file_format=file_format)
+
+    monkeypatch.setattr(tfds, 'builder', builder)
+    found = pairs(make_data, tmp_path / 'data')
+    assert made == [NAME] and {name: len(rows) for name, rows in found.items()} == dict.fromkeys(SPLITS, 7)
+    for name, rows in found.items():
+        tfds_name = 'validation' if name == 'dev' else name
+        assert sorted(rows) == [(f'{tfds_name} {i}\u2028one', [f'{tfds_name} {i} eins  ']) for i in range(7)]
+
+
 def test_splits_that_are_not_there_are_taken_from_train(make_data, tmp_path):
     with mocked({'train': 400}):
         found = pairs(make_data, tmp_path / 'a')
