@@ -26,10 +26,10 @@ __all__ = ['Grid', 'read']  # re-exported
 class Cell:
     """A resolved cell; `overrides` are the fields that it sets itself.
 
-    `derived`: fields that differ from the baseline because the config derives them from one that was set (d_k from
-    num_heads), or because they were worked out (see `jaxformer.ablate.match`). `further`: fields set by the cell or the
-    baseline that differ although they are not on the axis. Both map the field to `(baseline's value, this cell's
-    value)`. `reference`: figures of others about the same cell.
+    `derived`: fields that differ from the baseline although the cell does not set them: the config derives them from
+    one that was set (d_k from num_heads), or they were worked out (see `jaxformer.ablate.match`). `further`: fields set
+    by the cell or the baseline that differ although they are not on the axis. Both map the field to `(baseline's value,
+    this cell's value)`. `reference`: figures of others about the same cell.
     """
 
     id: str
@@ -91,15 +91,16 @@ def resolve(grid: Grid, count: Callable[[Config], int | None] | None = None) -> 
             warnings.append(f'{label!r} is the same configuration as {first.label!r}: run once')
             cells[cell_id] = dataclasses.replace(first, reference={**figures, **first.reference})
             continue
+        differing = config_lib.diff(configs[0], config)
         by_hand = overrides.keys() | set_by_hand[0].keys()
-        off_axis = {k: v for k, v in config_lib.diff(configs[0], config).items() if k not in axis}
+        further = {field: pair for field, pair in differing.items() if field in by_hand and field not in axis}
         cells[cell_id] = cell = Cell(
             id=cell_id,
             label=label,
             overrides=overrides,
             config=config,
-            derived={field: pair for field, pair in off_axis.items() if field not in by_hand},
-            further={field: pair for field, pair in off_axis.items() if field in by_hand},
+            derived={f: pair for f, pair in differing.items() if f not in overrides and f not in further},
+            further=further,
             parameters=count(config),
             reference=figures,
         )
@@ -258,8 +259,8 @@ def as_text(plan: Plan, workdir: epath.PathLike, seeds: int) -> str:
 def short_names(fields: Iterable[str]) -> dict[str, str]:
     """Each dotted field by the fewest of its last names that tell it from the others: `model.d_k` → `d_k`.
 
-    The others are those given, and every field or group of a configuration that lies no deeper: `model.dropout.residual`
-    is `dropout.residual` and leaves the shorter name to `model.residual`.
+    The others are those given, and every field or group of a configuration that lies no deeper:
+    `model.dropout.residual` is `dropout.residual` and leaves the shorter name to `model.residual`.
     """
     fields = tuple(dict.fromkeys(fields))
     everything = config_lib.fields()

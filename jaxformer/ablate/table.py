@@ -100,10 +100,8 @@ def _field(baseline: Mapping[str, Any], cell: collect.CellResult, column: Column
     base: Any = baseline
     for part in column.key.split('.'):
         base = base[part]
-    if column.kind == 'derived':
-        value = cell.entry.derived[column.key][1] if column.key in cell.entry.derived else base
-    else:
-        value = cell.entry.overrides.get(column.key, base)
+    changed = {**cell.entry.derived, **cell.entry.further}
+    value = cell.entry.overrides.get(column.key, changed[column.key][1] if column.key in changed else base)
     shown = plan.show(value) if is_base or value != base else ''
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return Entry(shown, value if is_number else plan.show(value))

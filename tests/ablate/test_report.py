@@ -50,6 +50,21 @@ def test_blank_is_as_in_the_base_and_derived_fields_are_shown(workdir):
     assert dict(zip(head, one[1:], strict=True))['d_k'] == '512'
 
 
+def test_a_field_that_one_cell_sets_and_another_derives_is_shown_in_both(tmp_path):
+    grid = standin.make_plan(tmp_path, "[{}, {'model.num_heads': 4}, {'model.d_k': 24}, {'model.num_heads': 2}]")
+    assert [cell.derived['model.d_k'] for cell in grid.cells if 'model.d_k' in cell.derived] == [(64, 128), (64, 256)]
+    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
+    report.write(tmp_path / 'grid')
+    assert [row['model.d_k'] for row in rows(tmp_path / 'grid')] == ['64', '128', '24', '256']
+
+
+def test_what_only_the_baseline_sets_is_shown_where_another_cell_differs(tmp_path):
+    grid = standin.make_plan(tmp_path, "[{'model.d_k': 24}, {'model.num_heads': 4}, {'model.d_k': 24, 'model.d_v': 9}]")
+    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
+    report.write(tmp_path / 'grid')
+    assert [row['model.d_k'] for row in rows(tmp_path / 'grid')] == ['24', '128', '']
+
+
 def test_numbers_agree_with_the_runs(workdir):
     report.write(workdir)
     values = [collect.collect(workdir).cells[1].runs[seed].final['dev/per'][1] for seed in range(3)]
