@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.config import ModelConfig
 from jaxformer.data.vocab import BOS, EOS, PAD
 
 Array = jax.Array
@@ -23,13 +24,19 @@ def outputs(V: int, num_symbols: int) -> np.ndarray:
     return (ids != PAD) & (ids != BOS) & (ids < num_symbols)
 
 
-def greedy(extend: Extend, cache: Any, batch_size: int, max_length: int, num_symbols: int) -> tuple[Array, Array]:
+def start_symbols(B: int, cfg: ModelConfig) -> Array:
+    """[B] int32: what a decoder reads first."""
+    return jnp.full((B,), cfg.ids.start, jnp.int32)
+
+
+def greedy(extend: Extend, cache: Any, first_B: Array, max_length: int, num_symbols: int) -> tuple[Array, Array]:
     """Takes the most probable symbol at each position until every row has ended.
 
     Args:
       extend: (tokens [B, 1], cache) → (logits [B, 1, V], cache), as `Seq2Seq.extend`.
       cache: with room for max_length positions.
-      batch_size: B. max_length: T, symbols at most, EOS included. num_symbols: of the data, at most V.
+      first_B: int32, the input that the first symbol follows.
+      max_length: T, symbols at most, EOS included. num_symbols: of the data, at most V.
 
     Returns:
       (tokens [B, T] int32: the symbols with their EOS, then PAD; a row without EOS was cut at max_length,
@@ -50,10 +57,10 @@ def greedy(extend: Extend, cache: Any, batch_size: int, max_length: int, num_sym
 
     start = (
         jnp.int32(0),
-        jnp.full((batch_size,), BOS, jnp.int32),
-        jnp.zeros((batch_size,), bool),
-        jnp.full((batch_size, max_length), PAD, jnp.int32),
-        jnp.zeros((batch_size,), jnp.float32),
+        first_B,
+        jnp.zeros(first_B.shape, bool),
+        jnp.full((*first_B.shape, max_length), PAD, jnp.int32),
+        jnp.zeros(first_B.shape, jnp.float32),
         cache,
     )
     going = lambda carry: (carry[0] < max_length) & ~jnp.all(carry[2])  # noqa: E731

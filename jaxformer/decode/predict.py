@@ -15,7 +15,7 @@ from jaxformer.data.sources import source_symbols
 from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import EOS, PAD, UNK, Vocabulary
 from jaxformer.decode.error_rates import error_rates
-from jaxformer.decode.greedy import greedy
+from jaxformer.decode.greedy import greedy, start_symbols
 from jaxformer.errors import UserError
 from jaxformer.runtime import CountedJit
 
@@ -33,7 +33,7 @@ class Decoder:
         apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
         cache = apply('start_cache', source_BS, length)
         extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
-        return greedy(extend, cache, source_BS.shape[0], length, len(self._vocab))
+        return greedy(extend, cache, start_symbols(source_BS.shape[0], self._cfg.model), length, len(self._vocab))
 
     def batch(self, params: Any, source_BS: np.ndarray) -> tuple[list[list[str]], np.ndarray]:
         """(symbols, log-probability) of each row of a host batch."""

@@ -5,17 +5,17 @@ import functools
 import re
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxformer.data.corpus import SOURCES
+from jaxformer.data.sources import source_symbols
 from jaxformer.data.vocab import BOS, EOS, PAD, UNK, Vocabulary
-from jaxformer.decode.greedy import greedy, outputs
+from jaxformer.decode.greedy import greedy, outputs, start_symbols
 from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
+from jaxformer.model.transformer import Family
 
 KINDS = ('encoder', 'decoder', 'cross')
 FORMATS = ('png', 'svg', 'pdf')
@@ -29,6 +29,7 @@ class Maps:
     decoder [N, H, T, T]: row and column are decoder inputs; columns to the right of the diagonal are 0.
     cross [N, H, T, S]: row is a decoder input, column a source symbol.
 
+    A kind that the model does not have (no such stack, or a mixer without a weight for every key) has N = 0.
     A row of decoder and cross stands for the symbol that the decoder reads at that position (`inputs`: the beginning
     of sequence first), not for the one it writes there: that is `predicted`, the most probable next symbol, one a row.
     """
@@ -72,48 +73,62 @@ def of_run(run: OpenRun, text: str, target: str | None = None) -> Maps:
       UserError: a blank text, a target symbol that the run does not know, or a side that is longer than its learned
         positions.
     """
-    source = _source_ids(run, text)
-    source_BS = _padded(source, [size for size, _ in run.cfg.data.buckets])
-    if target is None:
-        length = run.cfg.eval.max_decode_length
-        tokens_BT = _decode(run.params, source_BS, run.model, length, len(run.vocab))
-        labels = _up_to_end(np.asarray(tokens_BT)[0].tolist())
+    family, buckets = run.cfg.model.family, run.cfg.data.buckets
+    source, labels = _ids(run, text), list[int]()
+    if family == 'seq2seq':
+        source = [*source, EOS]
+        source_BS = _padded(source, [size for size, _ in buckets])
+        if target is None:
+            length = run.cfg.eval.max_decode_length
+            tokens_BT = _decode(run.params, source_BS, run.model, length, len(run.vocab))
+            labels = _up_to_end(np.asarray(tokens_BT)[0].tolist())
+        else:
+            labels = _target_ids(run, target)
+        arrays = (source_BS, _padded(labels, [size for _, size in buckets]))
+    elif target is not None:
+        raise UserError(f'target {target!r}: a model of model.family={family} has none; leave it out')
     else:
-        labels = _target_ids(run, target)
-    target_BT = _padded(labels, [size for _, size in run.cfg.data.buckets])
-    logits_BTV, collected = jax.device_get(forward(run.params, source_BS, target_BT, run.model, ('attention',)))
+        source = [BOS, *source, EOS] if family == 'classifier' else source
+        source, labels = ([], source) if family == 'lm' else (source, [])
+        arrays = (_padded(source or labels, [size for (size,) in buckets]),)
+    logits_BTV, collected = jax.device_get(forward(run.params, arrays, run.model, ('attention',)))
+    if not collected:
+        raise UserError(f'{run.workdir}: mixers without a weight for every key; there are no maps to draw')
     S, T = len(source), len(labels)
     cut = {'encoder': (S, S), 'decoder': (T, T), 'cross': (T, S)}
-    arrays = {
-        kind: np.asarray(collected[kind][:, 0, :, :rows, :columns], np.float32) for kind, (rows, columns) in cut.items()
+    found = {
+        kind: np.asarray(collected[kind][:, 0, :, :rows, :columns], np.float32)
+        if kind in collected
+        else np.zeros((0, run.cfg.model.num_heads, rows, columns), np.float32)
+        for kind, (rows, columns) in cut.items()
     }
     allowed_V = outputs(logits_BTV.shape[-1], len(run.vocab))
-    predicted = np.where(allowed_V, logits_BTV[0, :T], -np.inf).argmax(-1)
+    predicted = np.where(allowed_V, logits_BTV[0, :T], -np.inf).argmax(-1) if T else np.zeros(0, int)
     return Maps(
         text=text,
         step=run.step,
         source=_spelled(run.vocab, source),
-        inputs=_spelled(run.vocab, [BOS, *labels[:-1]]),
+        inputs=_spelled(run.vocab, [BOS, *labels[:-1]] if labels else []),
         predicted=_spelled(run.vocab, predicted.tolist()),
-        **arrays,
+        **found,
     )
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'collect'))
 def forward(
-    params: Any, source_BS: jax.Array, target_BT: jax.Array, model: nn.Module, collect: tuple[str, ...] = ()
+    params: Any, inputs: tuple[jax.Array, ...], model: Family, collect: tuple[str, ...] = ()
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(logits_BTV, what was collected) of a deterministic pass; what is collected does not change the logits."""
-    logits_BTV, collected = model.apply({'params': params}, source_BS, target_BT, collect=collect)
+    logits_BTV, collected = model.apply({'params': params}, *inputs, collect=collect)
     return logits_BTV, dict(collected)
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'length', 'num_symbols'))
-def _decode(params: Any, source_BS: jax.Array, model: nn.Module, length: int, num_symbols: int) -> jax.Array:
+def _decode(params: Any, source_BS: jax.Array, model: Family, length: int, num_symbols: int) -> jax.Array:
     """[B, length]: the symbols of greedy decoding."""
     cache = model.apply({'params': params}, source_BS, length, method='start_cache')
     extend = lambda tokens, cache: model.apply({'params': params}, tokens, cache, method='extend')  # noqa: E731
-    return greedy(extend, cache, source_BS.shape[0], length, num_symbols)[0]
+    return greedy(extend, cache, start_symbols(source_BS.shape[0], model.cfg), length, num_symbols)[0]
 
 
 def draw(maps: Maps, directory: epath.PathLike, fmt: str = 'png') -> list[epath.Path]:
@@ -169,18 +184,18 @@ def figure(maps: Maps, kind: str, layer: int) -> Any:
 TITLES = {'encoder': 'Encoder self-attention', 'decoder': 'Decoder self-attention', 'cross': 'Cross-attention'}
 
 
-def _source_ids(run: OpenRun, text: str) -> list[int]:
-    symbols = SOURCES[run.cfg.data.name].source_symbols(text)
+def _ids(run: OpenRun, text: str) -> list[int]:
+    symbols = source_symbols(run.cfg.data.name, run.vocab, text)
     if not symbols:
-        raise UserError(f'text {text!r}: holds no symbol; give a source of the data set {run.cfg.data.name}')
+        raise UserError(f'text {text!r}: holds no symbol; give a text of the data set {run.cfg.data.name}')
     ids = run.vocab.encode(symbols)
     if unknown := [symbol for symbol, id_ in zip(symbols, ids, strict=True) if id_ == UNK]:
         logging.warning('%r: read as unknown, not in the vocabulary: %s', text, ' '.join(dict.fromkeys(unknown)))
-    return [*ids, EOS]
+    return ids
 
 
 def _target_ids(run: OpenRun, target: str) -> list[int]:
-    symbols = target.split()
+    symbols = run.vocab.split(target)
     ids = run.vocab.encode(symbols)
     if UNK in ids:
         raise UserError(

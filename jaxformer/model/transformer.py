@@ -306,10 +306,11 @@ FAMILIES: dict[str, type[Family]] = {
 def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None = None) -> tuple[Array, Context]:
     """(decoder inputs [B, T] for labels, what a causal stack may look at).
 
-    The input is the label before, and the start symbol at the first real label of a row or of a document. Positions
-    count from 0 in every document.
+    The input is the label before, and the start symbol at the first real label of a row or of a document (and at the
+    beginning of a row that has none). Positions count from 0 in every document.
     """
     real_BT = labels_BT != cfg.ids.pad
+    real_BT = real_BT | ((jnp.arange(labels_BT.shape[1]) == 0) & ~jnp.any(real_BT, axis=1, keepdims=True))
     T = labels_BT.shape[1]
     before_BT = jnp.pad(labels_BT[:, :-1], ((0, 0), (1, 0)))
     real_before_BT = jnp.pad(real_BT[:, :-1], ((0, 0), (1, 0)))

@@ -149,7 +149,7 @@ def test_padding_gets_no_weight_and_changes_none(run):
     target_BT = np.zeros((2, 7), np.int32)
     source_BS[0, :7], source_BS[1] = [*short, EOS], [*long, EOS]
     target_BT[0, :4], target_BT[1] = [*target, EOS], [*longer, EOS]
-    _, collected = attention.forward(run.params, source_BS, target_BT, run.model, ('attention',))
+    _, collected = attention.forward(run.params, (source_BS, target_BT), run.model, ('attention',))
     encoder, decoder, cross = (np.asarray(collected[kind][:, 0]) for kind in attention.KINDS)
     alone = attention.of_run(run, TEXT, TARGET)
     assert np.all(encoder[..., 7:] == 0) and np.all(cross[..., 7:] == 0) and np.all(decoder[..., :4, 4:] == 0)
@@ -185,8 +185,8 @@ def test_generation_step_by_step_has_the_weights_of_one_forced_pass(run):
 def test_collecting_leaves_the_logits_bit_for_bit(run):
     source_BS = np.array([[5, 7, 9, 4, 4, EOS, PAD, PAD, PAD]], np.int32)
     target_BT = np.array([[6, 8, EOS, PAD, PAD, PAD, PAD, PAD, PAD]], np.int32)
-    plain, nothing = attention.forward(run.params, source_BS, target_BT, run.model)
-    logits, collected = attention.forward(run.params, source_BS, target_BT, run.model, ('attention',))
+    plain, nothing = attention.forward(run.params, (source_BS, target_BT), run.model)
+    logits, collected = attention.forward(run.params, (source_BS, target_BT), run.model, ('attention',))
     assert nothing == {} and set(collected) == set(attention.KINDS)
     assert np.asarray(plain).tobytes() == np.asarray(logits).tobytes()
 

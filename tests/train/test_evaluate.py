@@ -10,8 +10,8 @@ import small
 
 from jaxformer import sharding
 from jaxformer.config import MeshConfig
-from jaxformer.data.corpus import Split
 from jaxformer.data.ragged import Ragged
+from jaxformer.data.splits import PairSplit
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
 from jaxformer.train.evaluate import Evaluator
@@ -25,7 +25,7 @@ def split(count=10):
     sources = [[4 + (7 * i + 3 * j) % 11 for j in range(length)] for i, length in enumerate(LENGTHS[:count])]
     ragged = lambda rows: Ragged.of(rows, np.int32)  # noqa: E731
     source, target = (ragged([[*row[::order], 2] for row in sources]) for order in (1, -1))
-    return Split('dev', source=source, target=target, text=source, reference_text=source)
+    return PairSplit('dev', source=source, target=target, text=source, reference_text=source)
 
 
 def made(batch_size, count=10, buckets=((5, 5), (9, 9))):
@@ -90,4 +90,6 @@ def test_what_does_not_fit_is_not_counted_and_nothing_at_all_is_refused():
     with pytest.raises(UserError, match=r'config.data.buckets=\(\(1, 1\),\): no example of dev fits'):
         cfg = SimpleNamespace(eval=SimpleNamespace(batch_size=2), data=SimpleNamespace(buckets=((1, 1),)))
         examples = split(1)  # three symbols
-        Evaluator(cfg, None, sharding.make_mesh(MeshConfig(-1, 1, 1, 1))).split_losses(None, examples)
+        Evaluator(cfg, transformer.build(cfg.model, SYMBOLS), sharding.make_mesh(MeshConfig(-1, 1, 1, 1))).split_losses(
+            None, examples
+        )

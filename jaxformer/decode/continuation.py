@@ -1,0 +1,71 @@
+"""Text that a language model goes on with: one compiled program per length of the prompt."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxformer import sharding
+from jaxformer.config import Config
+from jaxformer.data.sources import source_symbols
+from jaxformer.data.vocab import UNK, Vocabulary
+from jaxformer.decode.greedy import greedy, start_symbols
+from jaxformer.errors import UserError
+from jaxformer.model.transformer import Family
+from jaxformer.runtime import CountedJit
+
+
+class Continuation:
+    """Greedy continuation of prompts with given parameters."""
+
+    def __init__(self, cfg: Config, model: Family, vocab: Vocabulary, mesh: Mesh) -> None:
+        self._cfg, self._model, self._vocab, self._mesh = cfg, model, vocab, mesh
+        self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
+        self.search = CountedJit(self._search)
+
+    def _search(self, params: Any, prompt_BT: jax.Array) -> jax.Array:
+        """[B, eval.max_decode_length] tokens that follow the prompts, which all have the length T."""
+        B, T = prompt_BT.shape
+        apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
+        extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
+        length = self._cfg.eval.max_decode_length
+        input_BT = jnp.concatenate([start_symbols(B, self._cfg.model)[:, None], prompt_BT], axis=1)
+        _, cache = extend(input_BT[:, :-1], apply('start_cache', B, T + length))
+        return greedy(extend, cache, input_BT[:, -1], length, len(self._vocab))[0]
+
+    def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
+        r"""(what follows each line, number of unknown symbols in it), in order; a blank line gives an empty one.
+
+        A backslash stands before an n for the end of a line in the continuation, so that each stays one line.
+
+        Raises:
+          UserError: a line and eval.max_decode_length are longer than a table by position reaches.
+        """
+        name, vocab, longest = self._cfg.data.name, self._vocab, self._cfg.eval.max_decode_length
+        encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
+        outputs = [''] * len(lines)
+        by_length: dict[int, list[int]] = {}
+        for index, tokens in enumerate(encoded):
+            if tokens:
+                self._refuse_longer(index, len(tokens))
+                by_length.setdefault(len(tokens), []).append(index)
+        for length, indices in sorted(by_length.items()):
+            for first in range(0, len(indices), self._rows):
+                rows = indices[first : first + self._rows]
+                prompt_BT = np.zeros((self._rows, length), np.int32)
+                prompt_BT[: len(rows)] = [encoded[index] for index in rows]
+                placed = sharding.put_batch({'tokens': prompt_BT}, self._mesh)['tokens']
+                for index, row in zip(rows, jax.device_get(self.search(params, placed)), strict=False):
+                    outputs[index] = vocab.join(vocab.decode(row[:longest])).replace('\n', '\\n')
+        return zip(outputs, (tokens.count(UNK) for tokens in encoded), strict=True)
+
+    def _refuse_longer(self, index: int, length: int) -> None:
+        model, further = self._cfg.model, self._cfg.eval.max_decode_length
+        if (model.position == 'learned' or model.decoder_mixer == 'static') and length + further > model.max_length:
+            raise UserError(
+                f'line {index + 1}: {length} symbols and config.eval.max_decode_length={further} go beyond '
+                f'config.model.max_length={model.max_length}; shorten the line'
+            )
