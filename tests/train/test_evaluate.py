@@ -1,7 +1,6 @@
 """Numbers of a whole split: every example and every real symbol once, whatever the batch and the devices (B56)."""
 
 import json
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -88,8 +87,4 @@ def test_what_does_not_fit_is_not_counted_and_nothing_at_all_is_refused():
     assert metrics['examples'] == sum(length <= 5 for length in LENGTHS)
     assert metrics['tokens'] == sum(length + 1 for length in LENGTHS if length <= 5)
     with pytest.raises(UserError, match=r'config.data.buckets=\(\(1, 1\),\): no example of dev fits'):
-        cfg = SimpleNamespace(eval=SimpleNamespace(batch_size=2), data=SimpleNamespace(buckets=((1, 1),)))
-        examples = split(1)  # three symbols
-        Evaluator(cfg, transformer.build(cfg.model, SYMBOLS), sharding.make_mesh(MeshConfig(-1, 1, 1, 1))).split_losses(
-            None, examples
-        )
+        made(2, 1, buckets=((1, 1),))  # three symbols
