@@ -5,22 +5,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from jaxformer import config
 from jaxformer.model import layers, ops
 
 B, T, D = 2, 4, 16
 X = jnp.asarray(np.random.default_rng(0).standard_normal((B, T, D)), jnp.float32)
-CONTEXT = layers.Context(self_mask=ops.causal_mask(T, T))
+POSITIONS = jnp.arange(T)[None]
+CONTEXT = layers.Context(jnp.ones((B, T), bool), ops.causal_mask(T, T), POSITIONS, POSITIONS)
 
 
 def same(x):
     return x
 
 
-def block_and_params(cfg, cross=False, zero=()):
-    """A block, and its parameters with every leaf drawn except those whose last name is in `zero`."""
-    block = layers.Block(cfg, cross)
+def block_and_params(cfg, mixer='attention', zero=()):
+    """A causal block, and its parameters with every leaf drawn except those whose last name is in `zero`."""
+    block = layers.Block(cfg, mixer, causal=True, cross=False)
     params = jax.jit(lambda: block.init(jax.random.key(0), X, 0, None, CONTEXT, False)['params'])()
 
     def draw(path, leaf):
@@ -60,6 +62,19 @@ def test_branch_norm_block_that_adds_nothing_adds_the_biases_of_its_norms(make_c
     np.testing.assert_allclose(run(block, params), expected, atol=1e-6)
 
 
+def test_sandwich_block_that_adds_nothing_adds_the_biases_of_its_outer_norms(make_config):
+    block, params = block_and_params(make_config(residual='sandwich'), zero=OUTPUTS)
+    expected = X + params['self_attention_out_norm']['bias'] + params['feed_forward_out_norm']['bias']
+    np.testing.assert_allclose(run(block, params), expected, atol=1e-6)
+
+
+def test_deepnorm_block_that_adds_nothing_is_its_two_norms_of_scaled_inputs(make_config):
+    block, params = block_and_params(make_config(residual='deepnorm', decoder_layers=3), zero=OUTPUTS)
+    alpha = (3 * 3) ** 0.25
+    expected = norm_of(params, 'feed_forward_norm')(alpha * norm_of(params, 'self_attention_norm')(alpha * X))
+    np.testing.assert_allclose(run(block, params), expected, atol=1e-6)
+
+
 def test_block_without_residual_that_passes_nothing_forgets_its_input(make_config):
     block, params = block_and_params(make_config(residual='none'), zero=OUTPUTS)
     np.testing.assert_allclose(run(block, params), jnp.broadcast_to(params['feed_forward_norm']['bias'], X.shape))
@@ -67,15 +82,50 @@ def test_block_without_residual_that_passes_nothing_forgets_its_input(make_confi
 
 @pytest.mark.parametrize('order', config.CHOICES['model.residual'])
 def test_residual_orders_are_their_formulas(order):
-    branch, norm = lambda x: 3 * x + 1, lambda x: x * x
+    branch, norm, out_norm = lambda x: 3 * x + 1, lambda x: x * x, lambda x: x**3 - 5
     expected = {
         'post': norm(2 + branch(2)),
         'pre': 2 + branch(norm(2)),
         'branch': 2 + norm(branch(2)),
+        'sandwich': 2 + out_norm(branch(norm(2))),
+        'deepnorm': norm(7 * 2 + branch(2)),
         'none': norm(branch(2)),
     }
-    assert len(set(expected.values())) == 4
-    assert layers.residual(order, 2, branch, norm) == expected[order]
+    assert len(set(expected.values())) == 6
+    assert layers.residual(order, 2, branch, norm, out_norm, alpha=7) == expected[order]
+
+
+@pytest.mark.parametrize(
+    ('family', 'causal', 'alpha', 'beta'),
+    [  # Wang et al. 2022, Figure 2, with N = 18 encoder and M = 6 decoder layers
+        ('mlm', False, 36**0.25, 144**-0.25),  # encoder-only: (2N)^(1/4), (8N)^(-1/4)
+        ('classifier', False, 36**0.25, 144**-0.25),
+        ('lm', True, 12**0.25, 48**-0.25),  # decoder-only: (2M)^(1/4), (8M)^(-1/4)
+        ('seq2seq', False, 0.81 * (18**4 * 6) ** (1 / 16), 0.87 * (18**4 * 6) ** (-1 / 16)),
+        ('seq2seq', True, 18**0.25, 72**-0.25),  # its decoder: (3M)^(1/4), (12M)^(-1/4)
+    ],
+)
+def test_the_constants_of_deepnorm_are_those_of_the_paper(make_config, family, causal, alpha, beta):
+    cfg = make_config(family=family, residual='deepnorm', encoder_layers=18, decoder_layers=6)
+    np.testing.assert_allclose(layers.deepnorm(cfg, causal), (alpha, beta), rtol=1e-12)
+    other = make_config(family=family, residual='post', encoder_layers=18, decoder_layers=6)
+    assert layers.deepnorm(other, causal) == (1.0, 1.0)
+
+
+def test_deepnorm_shrinks_the_start_of_values_outputs_and_feed_forward_alone(make_config):
+    """Wang et al. 2022, Figure 2: xavier_normal(gain=β) there, none on queries and keys."""
+    spread = {}
+    for order in ('deepnorm', 'post'):
+        cfg = make_config(family='mlm', residual=order, d_model=64, d_ff=96, num_layers=2, encoder_layers=2)
+        block = layers.Block(cfg, 'attention', causal=False, cross=False)
+        x = jnp.ones((1, T, 64))
+        params = jax.jit(lambda block=block, x=x: block.init(jax.random.key(0), x, 0, None, CONTEXT, False))()['params']
+        leaves = {**params['self_attention'], **params['feed_forward']}
+        spread[order] = {name: float(jnp.std(leaf)) for name, leaf in leaves.items() if leaf.ndim > 1}
+    beta = 16**-0.25
+    expected = {'query': 1, 'key': 1, 'value': beta, 'out': beta, 'inner': beta, 'outer': beta}
+    found = {name: spread['deepnorm'][name] / spread['post'][name] for name in expected}
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
 
 
 @pytest.mark.parametrize('norm', config.CHOICES['model.norm'])
@@ -101,17 +151,29 @@ def test_feed_forward_is_two_convolutions_of_width_one(make_config):
     np.testing.assert_allclose(y, expected, atol=1e-5)
 
 
+def gelu(x, kind):
+    """Hendrycks and Gimpel 2016: x Φ(x), and the approximation by tanh."""
+    if kind == 'exact':
+        return x * 0.5 * (1 + scipy.special.erf(x / 2**0.5))
+    return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize('approximation', config.CHOICES['model.gelu'])
+@pytest.mark.parametrize('biases', config.CHOICES['model.feed_forward_bias'])
 @pytest.mark.parametrize('kind', sorted(layers.ACTIVATIONS))
-def test_feed_forward_kinds_are_their_formulas(make_config, kind):
-    params, y = feed_forward(make_config(feed_forward=kind))
-    activation = {'relu': jax.nn.relu, 'gelu': jax.nn.gelu, 'silu': jax.nn.silu}
-    inner = X @ params['inner'] + params['inner_bias']
-    if kind in activation:
-        hidden = activation[kind](inner)
-        assert 'gate' not in params
-    else:
-        hidden = {'geglu': jax.nn.gelu, 'swiglu': jax.nn.silu}[kind](inner) * (X @ params['gate'])
-    np.testing.assert_allclose(y, hidden @ params['outer'] + params['outer_bias'], atol=1e-5)
+def test_feed_forward_kinds_are_their_formulas(make_config, kind, biases, approximation):
+    params, y = feed_forward(make_config(feed_forward=kind, feed_forward_bias=biases, gelu=approximation))
+    p = {name: np.asarray(leaf, np.float64) for name, leaf in params.items()}
+    x = np.asarray(X, np.float64)
+    assert set(p) == {'inner', 'outer'} | ({'gate'} if kind in ('geglu', 'swiglu') else set()) | (
+        {'inner_bias', 'outer_bias'} if biases == 'on' else set()
+    )
+    inner = x @ p['inner'] + p.get('inner_bias', 0)
+    relu, silu = np.maximum(inner, 0), inner / (1 + np.exp(-inner))
+    hidden = {'relu': relu, 'silu': silu, 'swiglu': silu}.get(kind, gelu(inner, approximation))
+    if 'gate' in p:
+        hidden = hidden * (x @ p['gate'])
+    np.testing.assert_allclose(y, hidden @ p['outer'] + p.get('outer_bias', 0), atol=1e-5)
 
 
 def test_a_block_without_feed_forward_has_none(make_config):

@@ -95,7 +95,8 @@ def test_a_row_that_may_see_nothing_is_zero_and_harms_no_other(dtype, softmax_dt
     whole = jnp.asarray(some_mask())
 
     def attend(qkv, mask):
-        y, _ = ops.scaled_dot_product_attention(*qkv, mask, softmax_dtype=jnp.dtype(softmax_dtype))
+        q, k, v = qkv
+        y, _ = ops.attend(ops.dot_scores(q, k, K**-0.5), v, mask, softmax_dtype=jnp.dtype(softmax_dtype))
         return jnp.sum(jnp.cos(y.astype(jnp.float32))), y.astype(jnp.float32)
 
     run = jax.jit(jax.value_and_grad(attend, has_aux=True))
@@ -135,7 +136,7 @@ def test_attention_agrees_with_that_of_jax(G):
 def test_weights_are_returned_as_they_were_before_dropout():
     q, k, v = qkv()
     mask = jnp.asarray(some_mask())
-    y, weights = ops.scaled_dot_product_attention(q, k, v, mask, dropout=lambda w: 0 * w)
+    y, weights = ops.attend(ops.dot_scores(q, k, 1.0), v, mask, dropout=lambda w: 0 * w)
     assert not np.any(y)
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 

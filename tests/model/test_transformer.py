@@ -12,6 +12,7 @@ from jaxformer import config, losses
 from jaxformer.data.vocab import BOS, EOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.model import layers, ops, transformer
+from jaxformer.model.stack import Stack
 
 V = 13
 SOURCE = jnp.array([[5, 6, 7, 8, 9, EOS, PAD], [4, 12, EOS, PAD, PAD, PAD, PAD]], jnp.int32)
@@ -118,13 +119,12 @@ def test_left_padding_changes_nothing_where_there_are_no_positions(make_model):
 
 # The cache (B23, B25)
 
-_NORMS = itertools.cycle(config.CHOICES['model.norm'])
+_ORDERS, _NORMS = config.CHOICES['model.residual'], itertools.cycle(config.CHOICES['model.norm'])
 _KV_HEADS = itertools.cycle((3, 1))
-CACHE_CASES = [
-    # A fourth step of the norms' cycle in each row of four orders pairs every norm with every position and order.
-    (position, order, next(_NORMS), next(_KV_HEADS))
-    for position in config.CHOICES['model.position']
-    for order in config.CHOICES['model.residual']
+CACHE_CASES = [  # each position with two orders; with everything else in test_space.py
+    (position, order, 'layernorm' if order == 'deepnorm' else next(_NORMS), next(_KV_HEADS))
+    for i, position in enumerate(config.CHOICES['model.position'])
+    for order in (_ORDERS[i], _ORDERS[i - 3])
 ]
 
 
@@ -132,7 +132,7 @@ CACHE_CASES = [
 def test_cached_logits_are_the_uncached_ones_in_any_chunks(make_model, position, order, norm, kv_heads):
     model, params = make_model(position=position, residual=order, norm=norm, num_kv_heads=kv_heads, encoder_layers=1)
     target = jnp.asarray(np.random.default_rng(0).integers(4, V, (2, 5)), jnp.int32)
-    inputs = transformer.shift_right(target)
+    inputs, _ = transformer.decoder_inputs(target, model.cfg)
 
     @jax.jit
     def cached(params):
@@ -146,14 +146,16 @@ def test_cached_logits_are_the_uncached_ones_in_any_chunks(make_model, position,
     logits, cache = cached(params)
     np.testing.assert_allclose(logits, logits_of(model)(params, SOURCE, target), atol=1e-5)
     assert cache['index'] == 5
-    assert cache['key'].shape == (2, 2, 6, kv_heads, 5) and cache['value'].shape == (2, 2, 6, kv_heads, 7)
-    assert cache['cross_key'].shape == (2, 2, 7, kv_heads, 5) and cache['cross_value'].shape == (2, 2, 7, kv_heads, 7)
-    assert not np.any(cache['key'][:, :, 5:]) and np.all(np.any(cache['key'][:, :, :5] != 0, axis=(-1, -2)))
+    own, cross = cache['layers']['self'], cache['layers']['cross']
+    K = model.cfg.d_k
+    assert own['key'].shape == (2, 2, 6, kv_heads, K) and own['value'].shape == (2, 2, 6, kv_heads, 7)
+    assert cross['key'].shape == (2, 2, 7, kv_heads, K) and cross['value'].shape == (2, 2, 7, kv_heads, 7)
+    assert not np.any(own['key'][:, :, 5:]) and np.all(np.any(own['key'][:, :, :5] != 0, axis=(-1, -2)))
 
 
 def test_the_whole_target_at_once_is_a_chunk_too(make_model):
     model, params = make_model()
-    inputs = transformer.shift_right(TARGET)
+    inputs, _ = transformer.decoder_inputs(TARGET, model.cfg)
 
     @jax.jit
     def cached(params):
@@ -206,34 +208,36 @@ def test_nothing_is_collected_unasked(make_model):
 
 
 def test_norms_are_counted_right(make_config):
-    """B13: one norm for each sublayer; a pre-norm stack has a final one besides."""
-    for order, final in (('post', 0), ('pre', 1), ('branch', 0), ('none', 0)):
+    """B13: one norm for each sublayer (two in a sandwich); where a branch is normed first there is a final one."""
+    for order, final in (('post', 0), ('pre', 1), ('branch', 0), ('sandwich', 1), ('deepnorm', 0), ('none', 0)):
         params = transformer.abstract_params(make_config(residual=order, num_layers=3), V)
         for stack, sublayers in (('encoder', 2), ('decoder', 3)):
             norms = [leaf for name, leaf in params[stack]['layers'].items() if name.endswith('_norm')]
-            assert len(norms) == sublayers and all(norm['scale'].shape == (3, 16) for norm in norms)
+            assert len(norms) == sublayers * (2 if order == 'sandwich' else 1)
+            assert all(norm['scale'].shape == (3, 16) for norm in norms)
             assert ('final_norm' in params[stack]) == bool(final)
 
 
 @pytest.mark.parametrize('order', config.CHOICES['model.residual'])
 def test_a_stack_is_its_blocks_in_turn(make_model, order):
-    """In a post-norm stack the output is that of the last block, unchanged; only `pre` has something behind it."""
+    """In a post-norm stack the output is that of the last block, unchanged; only `pre` and `sandwich` have a norm behind it."""
     model, params = make_model(residual=order, position='none', num_layers=3)
     cfg, params = model.cfg, params['encoder']
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)), jnp.float32)
-    context = layers.Context(self_mask=jnp.ones((1, 1, 1, 4), bool))
+    position = jnp.arange(4)[None]
+    context = layers.Context(jnp.ones((2, 4), bool), jnp.ones((1, 1, 1, 4), bool), position, position)
 
     @jax.jit
     def stacked(params):
-        return transformer.Stack(cfg, 3, cross=False).apply({'params': params}, x, context)[0]
+        return Stack(cfg, 3, 'attention', causal=False, cross=False).apply({'params': params}, x, context)[0]
 
     @jax.jit
     def in_turn(params):
         y = x
         for layer in range(3):
             weights = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params['layers'])
-            y, _ = layers.Block(cfg, cross=False).apply({'params': weights}, y, layer, None, context, False)
-        if order == 'pre':
+            y, _ = layers.Block(cfg, 'attention', causal=False, cross=False).apply({'params': weights}, y, layer, None, context, False)
+        if order in ('pre', 'sandwich'):
             y = ops.layer_norm(y, params['final_norm']['scale'], params['final_norm']['bias'], cfg.norm_epsilon)
         return y
 
@@ -242,9 +246,10 @@ def test_a_stack_is_its_blocks_in_turn(make_model, order):
 
 def test_a_deep_pre_norm_stack_ends_normalised(make_config):
     cfg = make_config(residual='pre', num_layers=24)
-    stack = transformer.Stack(cfg, 24, cross=False)
+    stack = Stack(cfg, 24, 'attention', causal=False, cross=False)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)), jnp.float32)
-    context = layers.Context(self_mask=jnp.ones((1, 1, 1, 4), bool))
+    position = jnp.arange(4)[None]
+    context = layers.Context(jnp.ones((2, 4), bool), jnp.ones((1, 1, 1, 4), bool), position, position)
     y = np.asarray(jax.jit(lambda: stack.init_with_output(jax.random.key(0), x, context)[0][0])())
     np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
     np.testing.assert_allclose(y.var(-1), 1, atol=1e-4)
@@ -397,5 +402,7 @@ def test_an_input_longer_than_the_learned_table_is_refused(make_model):
         model.apply({'params': params}, long, TARGET[:1])
 
 
-def test_labels_are_shifted_behind_the_start_symbol():
-    np.testing.assert_array_equal(transformer.shift_right(TARGET), [[BOS, 9, 8, 7], [BOS, 11, EOS, PAD]])
+def test_labels_are_shifted_behind_the_start_symbol(make_config):
+    inputs, context = transformer.decoder_inputs(TARGET, make_config())
+    np.testing.assert_array_equal(inputs, [[BOS, 9, 8, 7], [BOS, 11, EOS, PAD]])
+    np.testing.assert_array_equal(context.valid_BT, [[1, 1, 1, 1], [1, 1, 1, 0]])
