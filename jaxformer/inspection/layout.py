@@ -225,9 +225,10 @@ def settings_of(layout: Layout, cfg: Config) -> Settings:
     """
     settings: Settings = {'architectures': [layout.name], 'model_type': layout.model_type}
     said = {path for key in layout.keys for path in key.may_set}
-    for path, value in layout.fields.items():  # first, as they say most plainly what kind of model it is
-        if path not in said and not callable(value):
-            _refuse_another(cfg, path, value)
+    # Before the rest, as they say most plainly what kind of model it is, and the family before all.
+    for path in sorted(layout.fields, key=lambda path: path != 'model.family'):
+        if path not in said and not callable(layout.fields[path]):
+            _refuse_another(cfg, path, layout.fields[path])
     known = {key.name: key.setting(cfg) for key in layout.keys}
     for demand in layout.demands:
         if not demand.holds(known):

@@ -104,6 +104,9 @@ def test_what_a_layout_cannot_express_is_refused_by_its_field(name, changes, sai
     with pytest.raises(UserError) as error:
         export.write(cfg, bridge.random_params(cfg), tmp_path / 'out')
     assert said in str(error.value) and '\n' not in str(error.value)
+    others = {'lm': ('GPT2', 'Llama'), 'mlm': ('Bert',), 'seq2seq': ('T5', 'Marian')}[cfg.model.family]
+    named = [part.split(': ')[0] for part in str(error.value).split('; ') if ': config.' in part]
+    assert all(name.startswith(others) for name in named)  # nothing about other kinds of model
     assert not (tmp_path / 'out').exists()
 
 
