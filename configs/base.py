@@ -126,6 +126,7 @@ def get_config() -> ConfigDict:
     train.nan_policy = 'stop'  # stop: end the run, named | skip: drop the update, count it
     train.nan_limit = 10  # skipped updates in a row after which `skip` stops, too
     train.log_example_ids = False  # write the ids of each logged batch into metrics.jsonl
+    train.start_from = ''  # a run whose newest parameters training begins with; '' = fresh ones
     train.masking = ConfigDict()  # mlm (Devlin et al. 2019, 3.1)
     train.masking.rate = 0.15  # share of the tokens that are to be guessed, and of these:
     train.masking.replaced = 0.8  # share that is shown as the mask; evaluation shows all of them so

@@ -188,6 +188,7 @@ class TrainConfig:
     nan_policy: str
     nan_limit: int
     log_example_ids: bool
+    start_from: str
     masking: MaskingConfig
 
 

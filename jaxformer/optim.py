@@ -23,12 +23,6 @@ def schedule(cfg: Config) -> Callable[[Any], jax.Array]:
     starts at the peak. Update 1 is never a step of size 0.
     """
     optim = cfg.optim
-    if optim.warmup_steps > cfg.train.num_steps:
-        logging.warning(
-            'config.optim.warmup_steps=%d is more than config.train.num_steps=%d: the peak is never reached',
-            optim.warmup_steps,
-            cfg.train.num_steps,
-        )
     shape = SCHEDULES[optim.schedule]
     return lambda count: optim.learning_rate * shape(jnp.asarray(count, jnp.float32) + 1, cfg)
 
@@ -69,6 +63,12 @@ def decay_mask(params: Any) -> Any:
 def build(cfg: Config) -> optax.GradientTransformation:
     """The optimiser that cfg.optim names: clipping, then the direction, then decay, then the learning rate."""
     optim = cfg.optim
+    if optim.warmup_steps > cfg.train.num_steps:
+        logging.warning(
+            'config.optim.warmup_steps=%d is more than config.train.num_steps=%d: the peak is never reached',
+            optim.warmup_steps,
+            cfg.train.num_steps,
+        )
     return optax.chain(
         optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
         DIRECTIONS[optim.name](optim),

@@ -83,8 +83,9 @@ def test_the_last_update_still_learns_and_nothing_goes_below_zero(kind):
 def test_a_warmup_longer_than_the_run_warns_and_still_rises(kind, caplog):
     cfg = resolved(optim__schedule=kind, optim__warmup_steps=30, train__num_steps=10)
     with caplog.at_level(logging.WARNING):
+        optim.build(cfg)
         found = rates(cfg, range(1, 11))
-    assert 'warmup_steps=30' in caplog.text and 'num_steps=10' in caplog.text
+    assert caplog.text.count('warmup_steps=30') == 1 and 'num_steps=10' in caplog.text
     assert np.all(np.diff(found) > 0)
 
 
@@ -165,28 +166,41 @@ def test_clipping_scales_the_whole_gradient_to_the_norm_and_leaves_a_small_one()
 
 # Weight decay (B22)
 
-BIASES = ('scale', 'bias', 'inner_bias', 'outer_bias')
-
 
 @pytest.mark.parametrize('norm', config.CHOICES['model.norm'])
 def test_no_norm_and_no_bias_is_decayed_in_any_design(norm):
     kinds = itertools.cycle(config.CHOICES['model.feed_forward'])
-    tables = itertools.cycle(itertools.product(('tied', 'untied'), ('learned', 'none')))
-    for order, feed_forward, (softmax, position) in zip(config.CHOICES['model.residual'], kinds, tables, strict=False):
+    tables = itertools.cycle(itertools.product(('tied', 'untied'), ('learned', 't5_relative', 'none')))
+    orders = [order for order in config.CHOICES['model.residual'] if (order, norm) != ('deepnorm', 'none')]
+    for order, feed_forward, (softmax, position) in zip(orders, kinds, tables, strict=False):
         cfg = resolved(
             model__norm=norm,
             model__residual=order,
             model__feed_forward=feed_forward,
             model__embedding__softmax=softmax,
+            model__embedding__softmax_bias='on',
+            model__embedding__norm='off' if norm == 'none' else 'on',
             model__position=position,
+            model__attention__bias='all',
             model__num_layers=1,
         )
-        flags = jax.tree_util.tree_flatten_with_path(optim.decay_mask(transformer.abstract_params(cfg.model, 13)))[0]
-        assert flags
-        for path, decayed in flags:
-            name = sharding.path_name(path)
-            assert decayed is (name.rpartition('/')[2] not in BIASES), name
-            assert decayed or 'norm' in name or 'bias' in name, name
+        assert_no_norm_and_no_bias_is_decayed(cfg)
+
+
+@pytest.mark.parametrize('mixer', config.CHOICES['model.mixer'])
+def test_no_bias_of_any_mixer_is_decayed(mixer):
+    decoder = 'attention' if mixer == 'linformer' else mixer
+    cfg = resolved(model__mixer=mixer, model__decoder_mixer=decoder, model__attention__bias='all', model__num_layers=1)
+    assert_no_norm_and_no_bias_is_decayed(cfg)
+
+
+def assert_no_norm_and_no_bias_is_decayed(cfg):
+    flags = jax.tree_util.tree_flatten_with_path(optim.decay_mask(transformer.abstract_params(cfg.model, 13)))[0]
+    assert flags
+    for path, decayed in flags:
+        name = sharding.path_name(path)
+        last = name.rpartition('/')[2]
+        assert decayed is not (last in ('scale', 'bias') or last.endswith('_bias')), name
 
 
 def test_matrices_and_tables_are_decayed():

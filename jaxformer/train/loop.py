@@ -7,7 +7,7 @@ What `train` does with a directory:
   2. A run that is done is left alone: its metrics are returned.
   3. It takes the lock of the directory; a second live process is refused.
   4. The newest whole checkpoint is restored; damaged ones are named and passed over. Steps without a whole one are an
-     error, no steps at all are a fresh start.
+     error, no steps at all are a fresh start, with the parameters of train.start_from where that is set.
   5. The data iterator goes on where the checkpoint left it; dropout keys follow from seed and step. On one topology of
      CPU devices the run is bit-equal to one that never stopped.
   6. Lines of metrics.jsonl beyond the checkpoint are dropped and written anew, and an evaluation that was due at the
@@ -32,7 +32,7 @@ from jaxformer.data import pipeline
 from jaxformer.decode.predict import Decoder
 from jaxformer.errors import RunError, UserError
 from jaxformer.model import transformer
-from jaxformer.train import directory
+from jaxformer.train import directory, start
 from jaxformer.train import state as states
 from jaxformer.train.evaluate import Evaluator
 from jaxformer.train.signals import Preempted, Stop, stop_signals
@@ -109,6 +109,8 @@ class _Run:
         step = checkpoint.newest_whole(checkpoints)
         if step is None:
             state = states.initialise(self.model, self.optimizer, self.cfg.seed, self.target)
+            if self.cfg.train.start_from:
+                state = state.replace(params=start.params_from(self.cfg, self.vocab, state.params))
         elif step > self.cfg.train.num_steps:
             raise UserError(
                 f'config.train.num_steps={self.cfg.train.num_steps}: {self.workdir} is at step {step} already; '
