@@ -22,10 +22,10 @@ def get_config() -> ConfigDict:
     config.optim.learning_rate = 1e-3
     config.optim.warmup_steps = 100
     config.optim.clip_norm = 1.0
-    config.train.num_steps = 1000
+    config.train.num_steps = 600
     config.train.log_every = 50
-    config.train.checkpoint_every = 500
-    config.eval.every = 500
+    config.train.checkpoint_every = 300
+    config.eval.every = 300
     config.eval.batch_size = 64
     config.data.tokenizer_size = 1024
     config.data.buckets = ((128,),)  # pieces of code are cut to this length
