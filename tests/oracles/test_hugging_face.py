@@ -151,9 +151,12 @@ class Carried:
 
         def apply(params):
             inputs = [jnp.asarray(part) for part in self.inputs]
+            if self.cfg.model.family not in ('mlm', 'classifier'):
+                return model.apply({'params': params}, *inputs)[0]
+            tokens_BT, type_BT = inputs
             if CASES[name][0] == 'BertModel':
-                return model.apply({'params': params}, *inputs, method='hidden')
-            return model.apply({'params': params}, *inputs)[0]
+                return model.apply({'params': params}, tokens_BT, type_BT=type_BT, method='hidden')
+            return model.apply({'params': params}, tokens_BT, type_BT=type_BT)[0]
 
         self._apply = jax.jit(apply)
 
