@@ -33,8 +33,7 @@ def sequence(batch: Batch, key_2: Array | None, *, pad: int) -> Examples:
 def next_token(batch: Batch, key_2: Array | None, *, pad: int) -> Examples:
     """Every token given those before it in its row, or in its document where the batch has a 'segment'."""
     tokens_BT = batch['tokens']
-    inputs = (tokens_BT, batch['segment']) if 'segment' in batch else (tokens_BT,)
-    return Examples(inputs, tokens_BT, _real(tokens_BT, pad))
+    return Examples((tokens_BT, *_segments(batch)), tokens_BT, _real(tokens_BT, pad))
 
 
 def masked_tokens(
@@ -48,7 +47,7 @@ def masked_tokens(
     replaced: float,
     random: float,
 ) -> Examples:
-    """Chosen tokens given the others (Devlin et al. 2019, 3.1).
+    """Chosen tokens given the others (Devlin et al. 2019, 3.1), of their document where the batch has a 'segment'.
 
     Of the real tokens a share `rate` is chosen. Of these a share `replaced` is shown as the mask, a share `random` as
     one of all symbols, and the rest as it is. In evaluation (key_2 None) every chosen one is shown as the mask. Which
@@ -71,7 +70,8 @@ def masked_tokens(
         kind_BT = uniform(SHOWN)
         shown_BT = jnp.where(_below(kind_BT, replaced + random), drawn_BT, tokens_BT)
         shown_BT = jnp.where(_below(kind_BT, replaced), mask, shown_BT)
-    return Examples((jnp.where(chosen_BT, shown_BT, tokens_BT),), tokens_BT, chosen_BT.astype(jnp.float32))
+    shown_BT = jnp.where(chosen_BT, shown_BT, tokens_BT)
+    return Examples((shown_BT, *_segments(batch)), tokens_BT, chosen_BT.astype(jnp.float32))
 
 
 def classes(batch: Batch, key_2: Array | None) -> Examples:
@@ -102,6 +102,10 @@ def of(cfg: Config, num_symbols: int) -> Objective:
         ),
         'classifier': classes,
     }[cfg.model.family]
+
+
+def _segments(batch: Batch) -> tuple[Array, ...]:
+    return (batch['segment'],) if 'segment' in batch else ()
 
 
 def _real(tokens_BT: Array, pad: int) -> Array:

@@ -84,6 +84,9 @@ def test_labels_that_count():
     inputs, labels, weights = objectives.next_token(batch, None, pad=0)
     assert len(inputs) == 2 and np.array_equal(weights, [[1, 1, 1, 0], [0] * 4])
     assert len(objectives.next_token({'tokens': batch['tokens']}, None, pad=0).inputs) == 1
+    recipe = {'pad': 0, 'mask': MASK, 'num_symbols': V, 'rate': 0.3, 'replaced': 0.8, 'random': 0.1}
+    shown, segment = objectives.masked_tokens({**batch, 'example_id': jnp.arange(2)}, None, **recipe).inputs
+    assert segment is batch['segment'] and shown.shape == segment.shape
     source, target = jnp.array([[5, 2, 0]]), jnp.array([[7, 8, 2, 0]])
     inputs, labels, weights = objectives.sequence({'source': source, 'target': target}, None, pad=0)
     assert inputs[0] is source and inputs[1] is target and np.array_equal(weights, [[1, 1, 1, 0]])

@@ -65,12 +65,19 @@ class Family(nn.Module):
         return x_BTD
 
     def _encode(
-        self, tokens_BS: Array, key_2: Array | None, keep_maps: bool, type_BS: Array | None = None
+        self,
+        tokens_BS: Array,
+        key_2: Array | None,
+        keep_maps: bool,
+        type_BS: Array | None = None,
+        segment_BS: Array | None = None,
     ) -> tuple[Array, Array, Maps]:
         """(y_BSD, which rows are real [B, S], the maps) of the encoder."""
         valid_BS = tokens_BS != self.cfg.ids.pad
-        position_1S = shared_positions(tokens_BS.shape[1])
-        context = Context(valid_BS, valid_BS[:, None, None, :], position_1S, position_1S, key_2=key_2)
+        position_BS, mask = shared_positions(tokens_BS.shape[1]), valid_BS[:, None, None, :]
+        if segment_BS is not None:
+            position_BS, mask = document_positions(segment_BS), mask & same_document(segment_BS)
+        context = Context(valid_BS, mask, position_BS, position_BS, segment_BT=segment_BS, key_2=key_2)
         table_VD = self.source_embedding if self.cfg.embedding.tables == 'separate' else self.embedding
         y_BSD, _, maps = self.encoder(self._embed(tokens_BS, table_VD, type_BS), context, keep_maps=keep_maps)
         return y_BSD, valid_BS, maps
@@ -218,20 +225,22 @@ class MaskedLanguageModel(Family):
     def __call__(
         self,
         tokens_BT: Array,
-        type_BT: Array | None = None,
+        segment_BT: Array | None = None,
         key_2: Array | None = None,
         collect: tuple[str, ...] = (),
+        type_BT: Array | None = None,
     ) -> tuple[Array, Maps]:
         """Logits of the token at every place.
 
         Args:
-          tokens_BT: int32, the mask where a token is to be guessed. type_BT: their types, None for type 0.
+          tokens_BT: int32, the mask where a token is to be guessed. segment_BT: as of `LanguageModel`.
           key_2, collect: as of `Seq2Seq`; the maps are encoder [N,B,H,T,T].
+          type_BT: types of the tokens, None for type 0.
 
         Returns:
           (logits_BTV in float32, what was collected by name).
         """
-        y_BTD, _, maps = self._encode(tokens_BT, key_2, 'attention' in collect, type_BT)
+        y_BTD, _, maps = self._encode(tokens_BT, key_2, 'attention' in collect, type_BT, segment_BT)
         if self.cfg.head.transform == 'on':
             y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.transform.astype(y_BTD.dtype))
             y_BTD = activation_function('gelu', self.cfg.gelu)(y_BTD + self.transform_bias.astype(y_BTD.dtype))
@@ -257,13 +266,14 @@ class Classifier(Family):
     def __call__(
         self,
         tokens_BT: Array,
-        type_BT: Array | None = None,
         key_2: Array | None = None,
         collect: tuple[str, ...] = (),
+        type_BT: Array | None = None,
     ) -> tuple[Array, Maps]:
         """Logits of the classes.
 
-        Args: as of `MaskedLanguageModel`.
+        Args:
+          tokens_BT: int32, padding at the end. key_2, collect, type_BT: as of `MaskedLanguageModel`.
 
         Returns:
           (logits [B, 1, Y] of each text, or [B, T, Y] of each token, in float32, what was collected by name).
@@ -303,6 +313,18 @@ FAMILIES: dict[str, type[Family]] = {
 }
 
 
+def document_positions(segment_BT: Array) -> Array:
+    """[B, T]: positions that count from 0 in every document of a row."""
+    column_T = jnp.arange(segment_BT.shape[1])
+    begins_BT = jnp.pad(segment_BT[:, 1:] != segment_BT[:, :-1], ((0, 0), (1, 0)))
+    return column_T - jax.lax.cummax(jnp.where(begins_BT, column_T, 0), axis=1)
+
+
+def same_document(segment_BT: Array) -> Array:
+    """[B, 1, T, T]: keys of the query's own document."""
+    return segment_BT[:, None, :, None] == segment_BT[:, None, None, :]
+
+
 def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None = None) -> tuple[Array, Context]:
     """(decoder inputs [B, T] for labels, what a causal stack may look at).
 
@@ -319,10 +341,8 @@ def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None 
     mask = ops.causal_mask(T, T) & valid_BT[:, None, None, :]
     first_BT = ~real_before_BT
     if segment_BT is not None:
-        previous_BT = jnp.pad(segment_BT[:, :-1], ((0, 0), (1, 0)))
-        first_BT = first_BT | (segment_BT != previous_BT)
-        position_BT = position_BT - jax.lax.cummax(jnp.where(first_BT, position_BT, 0), axis=1)
-        mask = mask & (segment_BT[:, None, :, None] == segment_BT[:, None, None, :])
+        position_BT, mask = document_positions(segment_BT), mask & same_document(segment_BT)
+        first_BT = first_BT | (position_BT == 0)
     input_BT = jnp.where(first_BT, jnp.where(real_BT, cfg.ids.start, cfg.ids.pad), before_BT)
     return input_BT, Context(valid_BT, mask, position_BT, position_BT, segment_BT=segment_BT)
 

@@ -29,7 +29,12 @@ OF_FAMILY = {
     'seq2seq': {},
     'lm': TEXT,
     'mlm': TEXT,
-    'classifier': {'data.name': 'labelled', 'data.source': 'lines', 'data.tokenizer': 'bytes', 'data.buckets': ((64,),)},
+    'classifier': {
+        'data.name': 'labelled',
+        'data.source': 'lines',
+        'data.tokenizer': 'bytes',
+        'data.buckets': ((64,),),
+    },
 }
 """Data that a family may be trained on; nothing here reads any."""
 

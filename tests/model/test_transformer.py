@@ -236,7 +236,9 @@ def test_a_stack_is_its_blocks_in_turn(make_model, order):
         y = x
         for layer in range(3):
             weights = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params['layers'])
-            y, _ = layers.Block(cfg, 'attention', causal=False, cross=False).apply({'params': weights}, y, layer, None, context, False)
+            y, _ = layers.Block(cfg, 'attention', causal=False, cross=False).apply(
+                {'params': weights}, y, layer, None, context, False
+            )
         if order in ('pre', 'sandwich'):
             y = ops.layer_norm(y, params['final_norm']['scale'], params['final_norm']['bias'], cfg.norm_epsilon)
         return y
