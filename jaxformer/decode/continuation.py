@@ -14,7 +14,7 @@ from jaxformer.data.sources import source_symbols
 from jaxformer.data.vocab import UNK, Vocabulary
 from jaxformer.decode.greedy import greedy, start_symbols
 from jaxformer.errors import UserError
-from jaxformer.model.transformer import Family
+from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
 
 

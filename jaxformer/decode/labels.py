@@ -13,7 +13,7 @@ from jaxformer.config import Config
 from jaxformer.data.sources import source_symbols
 from jaxformer.data.vocab import BOS, EOS, PAD, UNK, Vocabulary
 from jaxformer.errors import UserError
-from jaxformer.model.transformer import Family
+from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import flax.linen as nn
 import jax
 from etils import epath
 from jax.sharding import Mesh
@@ -14,6 +13,7 @@ from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import RunError, UserError
 from jaxformer.files import CHECKPOINTS, CONFIG, VOCAB
 from jaxformer.model import transformer
+from jaxformer.model.family import Family
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class OpenRun:
     workdir: epath.Path
     cfg: Config
     vocab: Vocabulary
-    model: nn.Module
+    model: Family
     params: Any
     step: int
 

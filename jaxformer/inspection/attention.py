@@ -15,7 +15,7 @@ from jaxformer.data.vocab import BOS, EOS, PAD, UNK, Vocabulary
 from jaxformer.decode.greedy import greedy, outputs, start_symbols
 from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
-from jaxformer.model.transformer import Family
+from jaxformer.model.family import Family
 
 KINDS = ('encoder', 'decoder', 'cross')
 FORMATS = ('png', 'svg', 'pdf')
@@ -84,7 +84,7 @@ def of_run(run: OpenRun, text: str, target: str | None = None) -> Maps:
             labels = _up_to_end(np.asarray(tokens_BT)[0].tolist())
         else:
             labels = _target_ids(run, target)
-        arrays = (source_BS, _padded(labels, [size for _, size in buckets]))
+        arrays: tuple[np.ndarray, ...] = (source_BS, _padded(labels, [size for _, size in buckets]))
     elif target is not None:
         raise UserError(f'target {target!r}: a model of model.family={family} has none; leave it out')
     else:

@@ -17,8 +17,7 @@ Cache = dict[str, Array]
 Dropout = Callable[[Array], Array]
 
 
-@flax.struct.dataclass
-class Context:
+class Context(flax.struct.PyTreeNode):
     """What every block of a stack is given beside its own input.
 
     valid_BT: rows of x that are no padding. self_mask: boolean, broadcastable to [B, H, T, S]: padding, direction,
@@ -97,9 +96,8 @@ class MultiHeadAttention(nn.Module):
 
     def _projection(self, name: str, shape: tuple[int, int, int], gain: float = 1.0) -> Array:
         """A matrix between D and heads, uniform by Glorot, times `gain`."""
-        inward = name != 'out'
-        axes = {'in_axis': 0, 'out_axis': (1, 2)} if inward else {'in_axis': (0, 1), 'out_axis': 2}
-        initializer = nn.initializers.variance_scaling(gain**2, 'fan_avg', 'uniform', **axes)
+        inputs, outputs = ((0, 1), 2) if name == 'out' else (0, (1, 2))
+        initializer = nn.initializers.variance_scaling(gain**2, 'fan_avg', 'uniform', inputs, outputs)
         return self.param(name, initializer, shape, jnp.dtype(self.cfg.precision.parameters))
 
     def _bias(self, name: str, shape: tuple[int, ...]) -> Array:

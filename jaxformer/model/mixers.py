@@ -55,7 +55,7 @@ class Convolution(nn.Module):
             ahead = 0 if self.causal else (W - 1) * dilation // 2
             behind = (W - 1) * dilation - ahead
 
-            def convolve(rows: Array) -> Array:
+            def convolve(rows: Array) -> Any:
                 rows = jnp.pad(rows[:, reach - behind :], ((0, 0), (0, ahead), (0, 0)))
                 layer = nn.Conv(R, (W,), padding='VALID', kernel_dilation=dilation, dtype=rows.dtype, parent=None)
                 return layer.apply({'params': parameters}, rows)

@@ -1,8 +1,7 @@
-"""The families of models built of stacks. A family is called with the tokens of a batch and gives logits."""
+"""The families of models by name. A family is called with the tokens of a batch and gives logits."""
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -10,102 +9,12 @@ from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model import ops
 from jaxformer.model.attention import Context, Maps
-from jaxformer.model.layers import Norm, activation_function
-from jaxformer.model.stack import Cache, Stack, shared_positions
+from jaxformer.model.encoders import Classifier, MaskedLanguageModel
+from jaxformer.model.family import Family, document_positions, named, same_document
+from jaxformer.model.stack import Cache, shared_positions
 
 Array = jax.Array
 Params = Any  # a nested dict of arrays
-
-
-class Family(nn.Module):
-    """What all families share: the table of embeddings, the softmax over it, and an encoder where there is one.
-
-    num_classes: Y, of a classifier.
-    """
-
-    cfg: ModelConfig
-    vocab_size: int
-    num_classes: int = 0
-
-    def setup(self) -> None:
-        cfg = self.cfg
-        self.embedding = self._table('embedding', self.vocab_size)
-        if cfg.embedding.tables == 'separate':
-            self.source_embedding = self._table('source_embedding', self.vocab_size)
-        if cfg.embedding.token_types:
-            self.token_types = self._table('token_types', cfg.embedding.token_types)
-        if cfg.family != 'classifier':
-            if cfg.embedding.softmax == 'untied':
-                self.softmax = self._table('softmax', self.vocab_size)
-            if cfg.embedding.softmax_bias == 'on':
-                self.softmax_bias = self._zeros('softmax_bias', self.vocab_size)
-        if cfg.family != 'lm':
-            self.encoder = Stack(cfg, cfg.encoder_layers, cfg.encoder_mixer, causal=False, cross=False)
-        if cfg.family in ('seq2seq', 'lm'):
-            cross = cfg.family == 'seq2seq'
-            self.decoder = Stack(cfg, cfg.decoder_layers, cfg.decoder_mixer, causal=True, cross=cross)
-
-    def _table(self, name: str, rows: int) -> Array:
-        initializer = nn.initializers.normal(self.cfg.d_model**-0.5)
-        return self.param(name, initializer, (rows, self.cfg.d_model), jnp.dtype(self.cfg.precision.parameters))
-
-    def _dense(self, name: str, size: int) -> Array:
-        shape = (self.cfg.d_model, size)
-        return self.param(name, nn.initializers.xavier_uniform(), shape, jnp.dtype(self.cfg.precision.parameters))
-
-    def _zeros(self, name: str, size: int) -> Array:
-        return self.param(name, nn.initializers.zeros, (size,), jnp.dtype(self.cfg.precision.parameters))
-
-    def _embed(self, tokens_BT: Array, table_VD: Array, type_BT: Array | None = None) -> Array:
-        dtype = jnp.dtype(self.cfg.precision.compute)
-        x_BTD = table_VD.astype(dtype)[tokens_BT] * EMBEDDING_SCALES[self.cfg.embedding.scale](self.cfg.d_model)
-        if self.cfg.embedding.token_types:
-            type_BT = jnp.zeros_like(tokens_BT) if type_BT is None else type_BT
-            x_BTD = x_BTD + self.token_types.astype(dtype)[type_BT]
-        return x_BTD
-
-    def _encode(
-        self,
-        tokens_BS: Array,
-        key_2: Array | None,
-        keep_maps: bool,
-        type_BS: Array | None = None,
-        segment_BS: Array | None = None,
-    ) -> tuple[Array, Array, Maps]:
-        """(y_BSD, which rows are real [B, S], the maps) of the encoder."""
-        valid_BS = tokens_BS != self.cfg.ids.pad
-        position_BS, mask = shared_positions(tokens_BS.shape[1]), valid_BS[:, None, None, :]
-        if segment_BS is not None:
-            position_BS, mask = document_positions(segment_BS), mask & same_document(segment_BS)
-        context = Context(valid_BS, mask, position_BS, position_BS, segment_BT=segment_BS, key_2=key_2)
-        table_VD = self.source_embedding if self.cfg.embedding.tables == 'separate' else self.embedding
-        y_BSD, _, maps = self.encoder(self._embed(tokens_BS, table_VD, type_BS), context, keep_maps=keep_maps)
-        return y_BSD, valid_BS, maps
-
-    def _logits(self, y_BTD: Array) -> Array:
-        table_VD = self.softmax if self.cfg.embedding.softmax == 'untied' else self.embedding
-        if self.cfg.embedding.logit_scale == 'rsqrt_d_model':
-            y_BTD = y_BTD * jnp.asarray(self.cfg.d_model**-0.5, y_BTD.dtype)
-        logits_BTV = jnp.einsum('BTD,VD->BTV', y_BTD, table_VD.astype(y_BTD.dtype), preferred_element_type=jnp.float32)
-        if self.cfg.embedding.softmax_bias == 'on':
-            logits_BTV = logits_BTV + self.softmax_bias.astype(jnp.float32)
-        return logits_BTV
-
-    def _extend_context(self, tokens_BT: Array, cache: Cache, length: int) -> Context:
-        """Of T further tokens at position cache['index'], for a decoder whose cache has room for `length`."""
-        T, start = tokens_BT.shape[1], cache['index']
-        if not isinstance(start, jax.core.Tracer) and int(start) + T > length:
-            raise UserError(
-                f'a cache of {length} positions: {int(start)} are written and {T} more do not fit; '
-                'start one with a greater length'
-            )
-        return Context(
-            valid_BT=jnp.ones(tokens_BT.shape, bool),
-            self_mask=ops.causal_mask(T, length, offset=start),
-            position_BT=start + shared_positions(T),
-            key_BS=shared_positions(length),
-            start=start,
-        )
 
 
 class Seq2Seq(Family):
@@ -131,7 +40,7 @@ class Seq2Seq(Family):
         input_BT, context = decoder_inputs(target_BT, self.cfg)
         context = context.replace(memory_BSD=memory_BSD, memory_mask=valid_BS[:, None, None, :], key_2=decoder_key)
         y_BTD, _, maps = self.decoder(self._embed(input_BT, self.embedding), context, keep_maps=keep_maps)
-        return self._logits(y_BTD), _named(encoder_maps, encoder='self') | _named(maps, decoder='self', cross='cross')
+        return self._logits(y_BTD), named(encoder_maps, encoder='self') | named(maps, decoder='self', cross='cross')
 
     def start_cache(self, source_BS: Array, length: int) -> Cache:
         """Encodes the source and returns a decoder cache with room for `length` target positions.
@@ -198,7 +107,7 @@ class LanguageModel(Family):
         context = context.replace(key_2=key_2)
         x_BTD = self._embed(input_BT, self.embedding)
         y_BTD, _, maps = self.decoder(x_BTD, context, keep_maps='attention' in collect)
-        return self._logits(y_BTD), _named(maps, decoder='self')
+        return self._logits(y_BTD), named(maps, decoder='self')
 
     def start_cache(self, batch_size: int, length: int) -> Cache:
         """An empty cache with room for `length` positions: layers, index and room as of `Seq2Seq.start_cache`."""
@@ -212,117 +121,12 @@ class LanguageModel(Family):
         return self._logits(y_BTD), {**cache, 'layers': layers, 'index': cache['index'] + tokens_BT.shape[1]}
 
 
-class MaskedLanguageModel(Family):
-    """Encoder only: each masked token given all the others (BERT)."""
-
-    def setup(self) -> None:
-        super().setup()
-        if self.cfg.head.transform == 'on':
-            self.transform = self._dense('transform', self.cfg.d_model)
-            self.transform_bias = self._zeros('transform_bias', self.cfg.d_model)
-            self.transform_norm = Norm(self.cfg)
-
-    def __call__(
-        self,
-        tokens_BT: Array,
-        segment_BT: Array | None = None,
-        key_2: Array | None = None,
-        collect: tuple[str, ...] = (),
-        type_BT: Array | None = None,
-    ) -> tuple[Array, Maps]:
-        """Logits of the token at every place.
-
-        Args:
-          tokens_BT: int32, the mask where a token is to be guessed. segment_BT: as of `LanguageModel`.
-          key_2, collect: as of `Seq2Seq`; the maps are encoder [N,B,H,T,T].
-          type_BT: types of the tokens, None for type 0.
-
-        Returns:
-          (logits_BTV in float32, what was collected by name).
-        """
-        y_BTD, _, maps = self._encode(tokens_BT, key_2, 'attention' in collect, type_BT, segment_BT)
-        if self.cfg.head.transform == 'on':
-            y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.transform.astype(y_BTD.dtype))
-            y_BTD = activation_function('gelu', self.cfg.gelu)(y_BTD + self.transform_bias.astype(y_BTD.dtype))
-            y_BTD = self.transform_norm(y_BTD)
-        return self._logits(y_BTD), _named(maps, encoder='self')
-
-    def hidden(self, tokens_BT: Array, type_BT: Array | None = None) -> Array:
-        """y_BTD of the encoder's last layer."""
-        return self._encode(tokens_BT, None, False, type_BT)[0]
-
-
-class Classifier(Family):
-    """Encoder only: the class of a text, or of each of its tokens."""
-
-    def setup(self) -> None:
-        super().setup()
-        if self.cfg.head.pooler == 'on':
-            self.pooler = self._dense('pooler', self.cfg.d_model)
-            self.pooler_bias = self._zeros('pooler_bias', self.cfg.d_model)
-        self.classes = self._dense('classes', self.num_classes)
-        self.classes_bias = self._zeros('classes_bias', self.num_classes)
-
-    def __call__(
-        self,
-        tokens_BT: Array,
-        key_2: Array | None = None,
-        collect: tuple[str, ...] = (),
-        type_BT: Array | None = None,
-    ) -> tuple[Array, Maps]:
-        """Logits of the classes.
-
-        Args:
-          tokens_BT: int32, padding at the end. key_2, collect, type_BT: as of `MaskedLanguageModel`.
-
-        Returns:
-          (logits [B, 1, Y] of each text, or [B, T, Y] of each token, in float32, what was collected by name).
-        """
-        y_BTD, valid_BT, maps = self._encode(tokens_BT, key_2, 'attention' in collect, type_BT)
-        y_BTD = POOLINGS[self.cfg.head.pooling](y_BTD, valid_BT)
-        if self.cfg.head.pooler == 'on':
-            y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.pooler.astype(y_BTD.dtype))
-            y_BTD = jnp.tanh(y_BTD + self.pooler_bias.astype(y_BTD.dtype))
-        classes_DY = self.classes.astype(y_BTD.dtype)
-        logits_BTY = jnp.einsum('BTD,DY->BTY', y_BTD, classes_DY, preferred_element_type=jnp.float32)
-        return logits_BTY + self.classes_bias.astype(jnp.float32), _named(maps, encoder='self')
-
-    def hidden(self, tokens_BT: Array, type_BT: Array | None = None) -> Array:
-        """y_BTD of the encoder's last layer."""
-        return self._encode(tokens_BT, None, False, type_BT)[0]
-
-
-def mean_pooling(y_BTD: Array, valid_BT: Array) -> Array:
-    """[B, 1, D]: the mean of the real rows; zeros where there is none."""
-    weights_BT = valid_BT.astype(y_BTD.dtype)
-    total = jnp.maximum(jnp.sum(weights_BT, axis=1, keepdims=True), 1)
-    return jnp.einsum('BTD,BT->BD', y_BTD, weights_BT / total)[:, None]
-
-
-POOLINGS = {
-    'first': lambda y_BTD, valid_BT: y_BTD[:, :1],
-    'mean': mean_pooling,
-    'tokens': lambda y_BTD, valid_BT: y_BTD,
-}
-EMBEDDING_SCALES = {'sqrt_d_model': lambda d_model: d_model**0.5, 'none': lambda d_model: 1.0}
 FAMILIES: dict[str, type[Family]] = {
     'seq2seq': Seq2Seq,
     'lm': LanguageModel,
     'mlm': MaskedLanguageModel,
     'classifier': Classifier,
 }
-
-
-def document_positions(segment_BT: Array) -> Array:
-    """[B, T]: positions that count from 0 in every document of a row."""
-    column_T = jnp.arange(segment_BT.shape[1])
-    begins_BT = jnp.pad(segment_BT[:, 1:] != segment_BT[:, :-1], ((0, 0), (1, 0)))
-    return column_T - jax.lax.cummax(jnp.where(begins_BT, column_T, 0), axis=1)
-
-
-def same_document(segment_BT: Array) -> Array:
-    """[B, 1, T, T]: keys of the query's own document."""
-    return segment_BT[:, None, :, None] == segment_BT[:, None, None, :]
 
 
 def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None = None) -> tuple[Array, Context]:
@@ -345,11 +149,6 @@ def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None 
         first_BT = first_BT | (position_BT == 0)
     input_BT = jnp.where(first_BT, jnp.where(real_BT, cfg.ids.start, cfg.ids.pad), before_BT)
     return input_BT, Context(valid_BT, mask, position_BT, position_BT, segment_BT=segment_BT)
-
-
-def _named(maps: Maps, **names: str) -> Maps:
-    """Maps under other names, those that are there."""
-    return {new: maps[old] for new, old in names.items() if old in maps}
 
 
 def build(cfg: ModelConfig, vocab_size: int, num_classes: int = 0) -> Family:

@@ -12,7 +12,7 @@ from jaxformer.config import Config
 from jaxformer.data.corpus import Split
 from jaxformer.data.pipeline import EvalBatches, eval_batches
 from jaxformer.errors import UserError
-from jaxformer.model.transformer import Family
+from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
 
 

@@ -29,6 +29,7 @@ from jaxformer import checkpoint, config, files, optim, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data import pipeline
+from jaxformer.data.splits import PairSplit
 from jaxformer.decode.predict import Decoder
 from jaxformer.errors import RunError, UserError
 from jaxformer.model import transformer
@@ -158,7 +159,7 @@ class _Run:
     def _evaluation_due(self, step: int) -> tuple[bool, bool]:
         """(losses, decoding too) after a step; the last step has both. Only sequences have references to decode for."""
         last = step == self.cfg.train.num_steps
-        decode = self.cfg.model.family == 'seq2seq' and (last or _due(step, self.cfg.eval.decode_every))
+        decode = isinstance(self.split, PairSplit) and (last or _due(step, self.cfg.eval.decode_every))
         return last or decode or _due(step, self.cfg.eval.every), decode
 
     def _make_up_for_evaluation(self, state: states.TrainState) -> dict[str, float]:
@@ -185,7 +186,7 @@ class _Run:
     def _evaluate(self, params: Any, decode: bool) -> dict[str, float]:
         paused = time.perf_counter()
         metrics = self.evaluator.split_losses(params, self.split)
-        if decode:
+        if decode and isinstance(self.split, PairSplit):
             metrics |= self.decoder.split_error_rates(params, self.split)
         metrics = {f'{self.split.name}/{name}': value for name, value in metrics.items()}
         compiled = {'train': self.update, 'eval': self.evaluator.sums, 'decode': self.decoder.search}

@@ -3,6 +3,7 @@
 import os
 
 from jaxformer.data import corpus as corpora
+from jaxformer.data.splits import PairSplit
 from jaxformer.decode.open import on_every_device, open_run
 from jaxformer.decode.predict import Decoder
 from jaxformer.train.directory import refuse_another_vocabulary
@@ -24,6 +25,6 @@ def score(workdir: str | os.PathLike, step: int | None = None, split: str | None
     examples = corpus.split(split or run.cfg.eval.split)
     mesh, params = on_every_device(run)
     metrics = Evaluator(run.cfg, run.model, mesh).split_losses(params, examples)
-    if run.cfg.model.family == 'seq2seq':
+    if isinstance(examples, PairSplit):
         metrics |= Decoder(run.cfg, run.model, corpus.vocab, mesh).split_error_rates(params, examples)
     return {'step': run.step, **{f'{examples.name}/{name}': value for name, value in metrics.items()}}

@@ -10,11 +10,10 @@ from jax.sharding import Mesh
 
 from jaxformer import sharding
 from jaxformer.model import transformer
-from jaxformer.model.transformer import Family
+from jaxformer.model.family import Family
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """step: updates tried. skipped: those of them undone as not finite. skipped_in_row: the latest of these."""
 
     step: jax.Array

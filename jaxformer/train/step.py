@@ -12,7 +12,7 @@ import optax
 from jaxformer import losses, objectives, optim
 from jaxformer.config import Config
 from jaxformer.model import ops
-from jaxformer.model.transformer import Family
+from jaxformer.model.family import Family
 from jaxformer.objectives import Objective
 from jaxformer.runtime import CountedJit
 from jaxformer.train.state import TrainState
