@@ -14,7 +14,7 @@ def coerce(path: str, value: Any, hint: Any) -> Any:
         if value is None or value == 'None':
             return None
         hint = typing.get_args(hint)[0]
-    error = UserError(f'config.{path}={value!r}: must be {_TYPE_NAMES[typing.get_origin(hint) or hint]}')
+    error = UserError(f'config.{path}={value!r}: must be {_TYPE_NAMES[hint]}')
     if isinstance(value, str) and hint is not str:
         try:
             value = ast.literal_eval({'true': 'True', 'false': 'False'}.get(value, value.strip()))
@@ -38,7 +38,7 @@ def coerce(path: str, value: Any, hint: Any) -> Any:
 
 
 def _coerce_tuple(value: Any, hint: Any, error: UserError) -> Any:
-    """Nested tuples of integers, as `tuple[tuple[int, int], ...]` says; lists (of JSON) are taken for tuples."""
+    """Tuples of integers, as `hint` says, or tuples of such; lists (of JSON) are taken for tuples."""
     item, *rest = typing.get_args(hint)
     if not isinstance(value, (tuple, list)) or (rest != [Ellipsis] and len(value) != 1 + len(rest)):
         raise error
@@ -54,5 +54,6 @@ _TYPE_NAMES = {
     float: 'a number',
     bool: 'true or false',
     str: 'text',
-    tuple: 'a tuple of pairs of integers such as ((8, 8), (16, 16))',
+    tuple[int, ...]: 'a tuple of integers such as (1, 2) or (3,)',
+    tuple[tuple[int, ...], ...]: 'a tuple of tuples of integers such as ((8, 8), (16, 16))',
 }
