@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import config, optim, sharding
+from jaxformer import config, optim, rules, sharding
 from jaxformer.config import MeshConfig
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
@@ -21,13 +21,18 @@ ROOT = Path(__file__).parents[1]
 ONE = MeshConfig(data=-1, fsdp=1, model=1, seq=1)
 
 
-SIZES = {'d_model': 16, 'num_heads': 3, 'num_kv_heads': 1, 'd_k': 5, 'd_v': 7, 'd_ff': 11, 'max_length': 64}
-SIZES |= {'num_layers': 2, 'decoder_layers': 4, 'vocab_size': 0}
+SIZES = {'d_model': 16, 'num_heads': 6, 'num_kv_heads': 3, 'd_k': 5, 'd_v': 7, 'd_ff': 11, 'max_length': 64}
+SIZES |= {'encoder_layers': 2, 'decoder_layers': 4, 'vocab_size': 0, 'recurrent__width': 9, 'conv__width': 8}
+SIZES |= {'linformer__rank': 10, 'relative__num_buckets': 12, 'relative__max_distance': 20}
+TEXT = {'data.name': 'stdlib', 'data.tokenizer': 'bytes', 'data.buckets': ((64,),)}
+OF_FAMILY = {'seq2seq': {}, 'mlm': TEXT, 'classifier': TEXT | {'data.name': 'stdlib_labels'}, 'lm': TEXT}
+VOCAB, CLASSES = 13, 17
 
 
-def model_config(**changes):
+def model_config(family='seq2seq', **changes):
     edited = config.load(ROOT / 'configs' / 'base.py')
     config.override(edited, {f'model.{name.replace("__", ".")}': v for name, v in (SIZES | changes).items()})
+    config.override(edited, {'model.family': family} | OF_FAMILY[family])
     return config.resolve(edited).model
 
 
@@ -36,23 +41,54 @@ def designs():
     for order, norm, feed_forward in itertools.product(('pre', 'post'), ('layernorm', 'rmsnorm'), ('relu', 'swiglu')):
         yield model_config(residual=order, norm=norm, feed_forward=feed_forward, position='learned')
     yield model_config(embedding__tables='separate', embedding__softmax='untied', feed_forward='none')
+    for mixer in rules.MIXERS:
+        of_decoder = 'attention' if mixer == 'linformer' else mixer
+        yield model_config(encoder_mixer=mixer, decoder_mixer=of_decoder, residual='sandwich', attention__bias='all')
+    yield model_config(position='t5_relative', relative__tables='per_layer', attention__score='additive')
+    yield model_config('mlm', position='t5_relative', embedding__token_types=15, head__transform='on')
+    yield model_config('lm', residual='pre', embedding__norm='on', embedding__softmax_bias='on')
+    yield model_config('classifier', head__pooler='on', head__pooling='mean')
 
 
-LETTERS = {'D': 16, 'H': 3, 'G': 1, 'K': 5, 'E': 7, 'F': 11, 'V': 13, 'T': 64}
+LETTERS = {'D': 16, 'H': 6, 'G': 3, 'K': 5, 'E': 7, 'F': 11, 'V': VOCAB, 'M': 64, 'P': 10, 'W': 8, 'Y': CLASSES}
+
+
+def sizes_of(name):
+    """What a letter may stand for in the parameter of that name: R is the width inside a mixer, _ has no name."""
+    layers = 2 if name.startswith('encoder') else 4
+    inner = {32} if 'self_conv' in name else {9, 18}  # twice d_model; one direction, or two behind each other
+    return {letter: {size} for letter, size in LETTERS.items()} | {
+        'N': {layers},
+        'R': inner,
+        '_': {1, layers, 12, 15, 16},
+    }
+
+
+def leaves(cfg):
+    """[(path, shape)] of the parameters."""
+    tree = transformer.abstract_params(cfg, VOCAB, CLASSES)
+    return [(sharding.path_name(path), leaf.shape) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def test_letters_are_the_sizes_of_every_parameter_and_no_row_of_the_table_is_idle():
     used = set()
     for cfg in designs():
-        leaves = jax.tree_util.tree_flatten_with_path(transformer.abstract_params(cfg, 13))[0]
-        for path, leaf in leaves:
-            name = sharding.path_name(path)
-            sizes = LETTERS | {'N': 2 if name.startswith('encoder') else 4}
-            assert tuple(sizes[letter] for letter in sharding.letters(name)) == leaf.shape, name
+        for name, shape in leaves(cfg):
+            letters = sharding.letters(name)
+            assert len(letters) == len(shape), name
+            assert all(size in sizes_of(name)[letter] for letter, size in zip(letters, shape, strict=True)), name
             matching = [pattern for pattern, _ in sharding.PARAMETERS if re.search(pattern, name)]
             assert len(matching) == 1, name
             used.update(matching)
     assert used == {pattern for pattern, _ in sharding.PARAMETERS}
+
+
+def test_two_axes_of_a_mesh_lay_out_every_parameter_of_every_design():
+    """Even sizes: nothing asks for one axis twice."""
+    mesh = jax.sharding.AbstractMesh((1, 2, 2, 1), sharding.AXES)
+    even = {'num_kv_heads': 2, 'd_ff': 12, 'recurrent__width': 10}
+    for cfg in (model_config(**even), *(model_config(encoder_mixer=mixer, **even) for mixer in rules.MIXERS)):
+        sharding.of_state(transformer.abstract_params(cfg, 14), mesh)
 
 
 def test_an_unknown_parameter_is_an_error():
