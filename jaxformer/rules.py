@@ -45,7 +45,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'optim.schedule': ('noam', 'constant', 'linear', 'cosine'),
     'train.nan_policy': ('stop', 'skip'),
     'eval.split': ('train', 'dev', 'test'),
-    'data.tokenizer': ('native', 'characters', 'bytes', 'bpe'),
+    'data.tokenizer': ('native', 'characters', 'bytes', 'bpe', 'file'),
     'data.packing': ('stream', 'documents'),
     'data.labels': ('package', 'syntax'),
 }
@@ -138,10 +138,26 @@ def _model(cfg: Config) -> Iterable[Problem]:
         yield 'model.embedding.norm', 'off with model.norm=none: there is no norm to apply'
     if model.embedding.tables == 'separate' and model.family != 'seq2seq':
         yield 'model.embedding.tables', f'shared with model.family={model.family}: it reads one text'
+    yield from _heads(model)
     if model.head.pooler == 'on' and model.head.pooling == 'tokens':
         yield 'model.head.pooler', 'off with model.head.pooling=tokens: nothing is pooled'
     if any(dilation < 1 for dilation in model.conv.dilations) or not model.conv.dilations:
         yield 'model.conv.dilations', 'one or more integers of at least 1, used by the layers in turn'
+
+
+def _heads(model: Any) -> Iterable[Problem]:
+    """Parts of a head that the family does not have: they would change nothing."""
+    of_family = {
+        'model.head.transform': ('off', ('mlm',)),
+        'model.head.pooler': ('off', ('classifier',)),
+        'model.head.pooling': ('first', ('classifier',)),
+        'model.embedding.softmax': ('tied', ('seq2seq', 'lm', 'mlm')),
+        'model.embedding.softmax_bias': ('off', ('seq2seq', 'lm', 'mlm')),
+        'model.embedding.logit_scale': ('none', ('seq2seq', 'lm', 'mlm')),
+    }
+    for path, (without, families) in of_family.items():
+        if get(model, path.removeprefix('model.')) != without and model.family not in families:
+            yield path, f'{without} with model.family={model.family}, which has no such part; {", ".join(families)} has'
 
 
 def _ids(cfg: Config) -> Iterable[Problem]:
@@ -218,7 +234,9 @@ def _data(cfg: Config) -> Iterable[Problem]:
     if data.tokenizer != 'native' and data.name in ('cmudict', 'copy', 'reverse', 'sort'):
         yield 'data.tokenizer', f'native with data.name={data.name}, which has symbols of its own'
     if data.tokenizer == 'native' and kind in ('text', 'labelled'):
-        yield 'data.tokenizer', f'characters, bytes or bpe with data.name={data.name}'
+        yield 'data.tokenizer', f'characters, bytes, bpe or file with data.name={data.name}'
+    if not data.tokenizer_file and data.tokenizer == 'file':
+        yield 'data.tokenizer_file', 'set with data.tokenizer=file: the tokenizer.json of a model'
     if family == 'classifier' and data.name == 'stdlib_labels':
         wanted = 'tokens' if data.labels == 'syntax' else 'first'
         if (cfg.model.head.pooling == 'tokens') != (data.labels == 'syntax'):
