@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from jaxformer import config
-from jaxformer.model import transformer
+from jaxformer.model import ops, transformer
+from jaxformer.model.attention import Context
+from jaxformer.model.mixers import MIXERS
 
 BASE = Path(__file__).parents[2] / 'configs' / 'base.py'
 
@@ -58,32 +60,62 @@ def make_config():
     return make
 
 
-@pytest.fixture(scope='session')
-def draw_params():
-    """Gives parameters of a ModelConfig in which every leaf is drawn, so that no bias or norm is idle.
+def draw_params(shapes, spread):
+    """Parameters of these shapes in which every leaf is drawn, so that no bias or norm is idle.
 
-    Drawn by NumPy from the shapes: compiling an initialisation would take longer than most tests.
+    Drawn by NumPy: compiling an initialisation would take longer than most tests.
     """
+    rng = np.random.default_rng(0)
 
-    def draw_all(cfg, vocab_size=VOCAB, num_classes=CLASSES):
-        rng = np.random.default_rng(0)
-        spread = 0.1 if cfg.norm == 'none' else 0.3  # what nothing normalises grows, and rounding with it
+    def draw(path, leaf):
+        values = spread * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')
+        return jnp.asarray(values, leaf.dtype)
 
-        def draw(path, leaf):
-            values = spread * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')
-            return jnp.asarray(values, leaf.dtype)
-
-        return jax.tree_util.tree_map_with_path(draw, transformer.abstract_params(cfg, vocab_size, num_classes))
-
-    return draw_all
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 @pytest.fixture(scope='session')
-def make_model(make_config, draw_params):
+def make_model(make_config):
     """Gives (model, params) of a small config with changes."""
 
     def make(**changes):
         cfg = make_config(**changes)
-        return transformer.build(cfg, VOCAB, CLASSES), draw_params(cfg)
+        spread = 0.1 if cfg.norm == 'none' else 0.3  # what nothing normalises grows, and rounding with it
+        return transformer.build(cfg, VOCAB, CLASSES), draw_params(
+            transformer.abstract_params(cfg, VOCAB, CLASSES), spread
+        )
+
+    return make
+
+
+def context_of(valid_BT, causal, segment_BT=None):
+    """What a stack tells its blocks about rows of which some are padding."""
+    valid_BT = jnp.asarray(valid_BT)
+    position_1T, mask = jnp.arange(valid_BT.shape[1])[None], valid_BT[:, None, None, :]
+    if causal:
+        mask = mask & ops.causal_mask(valid_BT.shape[1], valid_BT.shape[1])
+    return Context(valid_BT, mask, position_1T, position_1T, segment_BT=segment_BT)
+
+
+@pytest.fixture(scope='session')
+def make_mixer(make_config):
+    """Gives (function, params) of one mixer by itself.
+
+    The function (params, x_BTD, valid_BT=None, layer=0, cache=None, segment_BT=None) gives (y_BTD, cache, maps).
+    """
+
+    def make(mixer, causal, **changes):
+        cfg = make_config(family='lm' if causal else 'mlm', mixer=mixer, **changes)
+        module = MIXERS[mixer](cfg, causal=causal)
+        x = jnp.zeros((2, 3, cfg.d_model))
+
+        def run(params, x_BTD, valid_BT=None, layer=0, cache=None, segment_BT=None):
+            valid_BT = np.ones(x_BTD.shape[:2], bool) if valid_BT is None else valid_BT
+            context = context_of(valid_BT, causal, segment_BT)
+            return module.apply({'params': params}, x_BTD, cache, context, layer, lambda weights: weights)
+
+        context = context_of(np.ones((2, 3), bool), causal)
+        shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), x, None, context, 0, lambda weights: weights))
+        return run, draw_params(shapes['params'], 0.3)
 
     return make

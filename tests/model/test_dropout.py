@@ -113,6 +113,24 @@ def test_the_mask_is_the_same_under_scan_and_vmap():
     np.testing.assert_array_equal(jax.lax.scan(lambda c, k: (c, ops.dropout(x, 0.5, k)), 0, keys)[1], alone)
 
 
+def test_random_bits_are_uniform_in_every_bit_and_every_range():
+    bits = np.asarray(jax.jit(lambda k: ops.random_bits(k, (1000, 1000)))(key(21)))
+    assert bits.dtype == np.uint32
+    for place in range(32):
+        assert abs(((bits >> place) & 1).mean() - 0.5) < 5 * 0.5 / 1000, place
+    counts = np.bincount((bits >> 22).ravel(), minlength=1024)  # χ² of 1,024 equal ranges: mean 1,023, sd √2,046
+    chi_squared = ((counts - 1e6 / 1024) ** 2 / (1e6 / 1024)).sum()
+    assert abs(chi_squared - 1023) < 5 * np.sqrt(2046)
+    assert len(np.unique(bits)) > 1e6 - 3 * 1e12 / 2**33  # collisions as of a random function: n²/2³³ of them
+
+
+def test_random_bits_depend_on_the_place_in_the_whole_array_and_not_on_its_shape():
+    flat = ops.random_bits(key(2), (24,))
+    np.testing.assert_array_equal(ops.random_bits(key(2), (4, 6)).ravel(), flat)
+    np.testing.assert_array_equal(ops.random_bits(key(2), (2, 3, 4)).ravel(), flat)
+    assert not np.any(flat == ops.random_bits(key(3), (24,)))
+
+
 def test_eight_devices_draw_what_one_draws():
     program = """
 import jax, jax.numpy as jnp, numpy as np

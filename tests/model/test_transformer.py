@@ -220,7 +220,7 @@ def test_norms_are_counted_right(make_config):
 
 @pytest.mark.parametrize('order', config.CHOICES['model.residual'])
 def test_a_stack_is_its_blocks_in_turn(make_model, order):
-    """In a post-norm stack the output is that of the last block, unchanged; only `pre` and `sandwich` have a norm behind it."""
+    """In a post-norm stack the output is that of the last block; only `pre` and `sandwich` have a norm behind it."""
     model, params = make_model(residual=order, position='none', num_layers=3)
     cfg, params = model.cfg, params['encoder']
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)), jnp.float32)
