@@ -91,10 +91,10 @@ class Classifier(Family):
 
 
 def mean_pooling(y_BTD: Array, valid_BT: Array) -> Array:
-    """[B, 1, D]: the mean of the real rows; zeros where there is none."""
-    weights_BT = valid_BT.astype(y_BTD.dtype)
-    total = jnp.maximum(jnp.sum(weights_BT, axis=1, keepdims=True), 1)
-    return jnp.einsum('BTD,BT->BD', y_BTD, weights_BT / total)[:, None]
+    """[B, 1, D]: the mean of the real rows, summed and counted in float32; zeros where there is none."""
+    total_BD = jnp.einsum('BTD,BT->BD', y_BTD, valid_BT.astype(y_BTD.dtype), preferred_element_type=jnp.float32)
+    mean_BD = total_BD / jnp.maximum(jnp.sum(valid_BT, axis=1, keepdims=True), 1)
+    return mean_BD.astype(y_BTD.dtype)[:, None]
 
 
 POOLINGS = {
