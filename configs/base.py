@@ -148,8 +148,10 @@ def get_config() -> ConfigDict:
     data.dir = '~/.cache/jaxformer/data'  # prepared once, shared by all runs
     data.source = ''  # parallel, text, labelled: a file; {split} in its name for train, dev, test. TFDS: a feature
     data.target = ''  # parallel: the other file. TFDS: the other feature
-    data.tokenizer = 'native'  # native (symbols of the task, or words) | characters | bytes | bpe (of bytes, trained)
+    # native (symbols of the task, or words) | characters | bytes | bpe (of bytes, trained) | file (of another model)
+    data.tokenizer = 'native'
     data.tokenizer_size = 8192  # bpe: rows, special ones included
+    data.tokenizer_file = ''  # file: a tokenizer.json, whose ids model.ids has to name
     data.packing = 'stream'  # text: stream (rows cut from one stream) | documents (the same, no look across documents)
     data.labels = 'package'  # stdlib_labels: package (of a piece of code) | syntax (of each token)
     # (S, T) shapes, (T,) for text and labelled; an example takes the first that it fits

@@ -209,6 +209,7 @@ class DataConfig:
     target: str
     tokenizer: str
     tokenizer_size: int
+    tokenizer_file: str
     packing: str
     labels: str
     buckets: tuple[tuple[int, ...], ...]

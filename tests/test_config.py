@@ -268,6 +268,7 @@ BESIDES = {
     ('data.tokenizer', 'characters'): FILES,
     ('data.tokenizer', 'bytes'): FILES,
     ('data.tokenizer', 'bpe'): FILES,
+    ('data.tokenizer', 'file'): FILES | {'data.tokenizer_file': 'tokenizer.json'},
     ('data.packing', 'documents'): LM,
     ('data.labels', 'syntax'): CLASSIFIER | {'model.head.pooling': 'tokens'},
     ('model.head.pooling', 'tokens'): CLASSIFIER | {'data.labels': 'syntax'},

@@ -67,14 +67,15 @@ class Corpus:
 
     def _pairs(self, split: str) -> PairSplit:
         columns = ('source', 'target', 'text', 'reference_text')
-        return PairSplit(split, **{column: self._rows(split, column) for column in columns}, symbols=self.vocab.split)
+        rows = {column: self._rows(split, column) for column in columns}
+        return PairSplit(split, **rows, symbols=self.vocab.split, fill=self.vocab.ids.pad)
 
     def _text(self, split: str) -> TextSplit:
-        return TextSplit(split, self._rows(split, 'documents'), self.data.packing)
+        return TextSplit(split, self._rows(split, 'documents'), self.data.packing, self.vocab.ids.pad)
 
     def _labelled(self, split: str) -> LabelledSplit:
         tokens, labels = self._rows(split, 'tokens'), self._rows(split, 'labels')
-        return LabelledSplit(split, tokens, labels, sources.per_token(self.data))
+        return LabelledSplit(split, tokens, labels, sources.per_token(self.data), self.vocab.ids.pad)
 
     def _rows(self, split: str, column: str) -> Ragged:
         return Ragged.load(self.directory, f'{split}.{column}')

@@ -10,11 +10,12 @@ from etils import epath
 
 from jaxformer import files
 from jaxformer.config import DataConfig
-from jaxformer.data import sources, syntax
+from jaxformer.data import sources, special_ids, syntax
 from jaxformer.data.examples import Labelled, without_empty
 from jaxformer.data.held_out import SPLITS
 from jaxformer.data.ragged import Ragged
-from jaxformer.data.vocab import BOS, EOS, UNK, Vocabulary
+from jaxformer.data.tokenizer_file import TokenizerFile
+from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
 
 Examples = Mapping[str, Sequence[Any]]
@@ -43,13 +44,13 @@ def _pairs(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocab
         for row in pairs['train']
         for text in (' '.join(own(row['source'])) if own else row['source'], row['target'])
     )
-    vocab = Vocabulary.learn(data.tokenizer, texts, data.tokenizer_size, alphabet=source.alphabet(data))
+    vocab = _vocabulary(data, texts, alphabet=source.alphabet(data))
     for split in SPLITS:
         rows = pairs[split]
         written, targets = (row['source'] for row in rows), (row['target'] for row in rows)
         ids = (vocab.encode(own(text)) for text in written) if own else vocab.encode_texts(written)
-        _save(directory, f'{split}.source', vocab, _ended(ids))
-        _save(directory, f'{split}.target', vocab, _ended(vocab.encode_texts(targets)))
+        _save(directory, f'{split}.source', vocab, _ended(vocab, ids))
+        _save(directory, f'{split}.target', vocab, _ended(vocab, vocab.encode_texts(targets)))
         Ragged.of((row['source'].encode() for row in rows), np.uint8).save(directory, f'{split}.text')
         references = ('\n'.join(row['references']).encode() for row in rows)
         Ragged.of(references, np.uint8).save(directory, f'{split}.reference_text')
@@ -59,9 +60,9 @@ def _pairs(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocab
 def _text(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:
     documents = {split: [document for document in examples[split] if document] for split in SPLITS}
     _refuse_nothing(data, documents['train'], 'give a longer text')
-    vocab = Vocabulary.learn(data.tokenizer, documents['train'], data.tokenizer_size)
+    vocab = _vocabulary(data, documents['train'])
     for split in SPLITS:
-        _save(directory, f'{split}.documents', vocab, _ended(vocab.encode_texts(documents[split])))
+        _save(directory, f'{split}.documents', vocab, _ended(vocab, vocab.encode_texts(documents[split])))
     return vocab
 
 
@@ -72,13 +73,13 @@ def _labelled(data: DataConfig, examples: Examples, directory: epath.Path) -> Vo
     names = {str(row.label) for split in SPLITS for row in rows[split]} if not per_token else ()
     classes = syntax.CLASSES if per_token else tuple(sorted(names))
     texts = [row.text for row in rows['train']]
-    vocab = Vocabulary.learn(data.tokenizer, texts, data.tokenizer_size, classes=classes)
+    vocab = _vocabulary(data, texts, classes=classes)
     for split in SPLITS:
         tokens: list[np.ndarray] = []
         labels: list[np.ndarray] = []
         for row, ids in zip(rows[split], vocab.encode_texts(row.text for row in rows[split]), strict=True):
             pieces = _pieces(np.array(ids, np.int32), longest)
-            tokens += [np.array([BOS, *piece, EOS]) for piece in pieces]
+            tokens += [np.array([vocab.ids.bos, *piece, vocab.ids.eos]) for piece in pieces]
             if isinstance(row.label, np.ndarray):
                 label = syntax.of_tokens(row.label, row.text, vocab, ids)
                 labels += [np.array([-1, *piece, -1]) for piece in _pieces(label, longest)]
@@ -86,6 +87,21 @@ def _labelled(data: DataConfig, examples: Examples, directory: epath.Path) -> Vo
                 labels += [np.array([classes.index(row.label)])] * len(pieces)
         _save(directory, f'{split}.tokens', vocab, tokens)
         Ragged.of(labels, np.int16).save(directory, f'{split}.labels')
+    return vocab
+
+
+def _vocabulary(
+    data: DataConfig, texts: Iterable[str], alphabet: Sequence[str] = (), classes: tuple[str, ...] = ()
+) -> Vocabulary:
+    """The vocabulary of data.tokenizer, learnt from `texts` where it has to be.
+
+    Raises:
+      UserError: data.tokenizer_file cannot be read, or has no symbol for an end that the rows need.
+    """
+    if data.tokenizer != 'file':
+        return Vocabulary.learn(data.tokenizer, texts, data.tokenizer_size, alphabet, classes)
+    vocab = Vocabulary.of_file(TokenizerFile.read(data.tokenizer_file), classes)
+    special_ids.refuse_missing(data, vocab.ids)
     return vocab
 
 
@@ -99,14 +115,14 @@ def _pieces(row: np.ndarray, longest: int | None) -> list[np.ndarray]:
     return [row] if longest is None else np.array_split(row, -(-len(row) // longest))
 
 
-def _ended(rows: Iterable[list[int]]) -> Iterator[list[int]]:
-    return ([*row, EOS] for row in rows)
+def _ended(vocab: Vocabulary, rows: Iterable[list[int]]) -> Iterator[list[int]]:
+    return ([*row, vocab.ids.eos] for row in rows)
 
 
 def _save(directory: epath.Path, name: str, vocab: Vocabulary, rows: Iterable[Sequence[int] | np.ndarray]) -> None:
     """Writes rows of ids in as few bytes as the vocabulary allows; a warning says how many of them are unknown."""
     ids = Ragged.of(rows, np.uint16 if len(vocab) <= 1 << 16 else np.int32)
     ids.save(directory, name)
-    if unknown := int(np.sum(ids.values == UNK)):
+    if unknown := int(np.sum(ids.values == vocab.ids.unk)) if vocab.ids.unk >= 0 else 0:
         share = 100 * unknown / len(ids.values)
-        logging.warning('%s: %d symbols (%.3g %%) are not in the training split: read as unknown', name, unknown, share)
+        logging.warning('%s: %d symbols (%.3g %%) are not in the vocabulary: read as unknown', name, unknown, share)

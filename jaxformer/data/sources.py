@@ -6,12 +6,15 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
+from jaxformer import files
 from jaxformer.config import DataConfig
 from jaxformer.data import text
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
 
-_SPELLING = ('tokenizer', 'tokenizer_size')
+_SPELLING = ('tokenizer', 'tokenizer_size')  # and the content of tokenizer_file, for 'file'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,20 @@ def _fields(data: DataConfig, *names: str) -> dict[str, Any]:
     values = {name: getattr(data, name) for name in names}
     if values.get('tokenizer') != 'bpe':
         values.pop('tokenizer_size', None)
+    if values.get('tokenizer') == 'file':
+        values['tokenizer_file'] = _digest(data)
     return values
+
+
+def _digest(data: DataConfig) -> str:
+    path = epath.Path(data.tokenizer_file).expanduser()
+    try:
+        return files.sha256(path)
+    except OSError as error:
+        raise UserError(
+            f'data.tokenizer_file={data.tokenizer_file}: cannot be read ({error.strerror or error}); '
+            'give the tokenizer.json of a model'
+        ) from None
 
 
 def _cmudict_settings(data: DataConfig) -> dict[str, Any]:
@@ -60,8 +76,8 @@ def _file_settings(*fields: str) -> Callable[[DataConfig], dict[str, Any]]:
     """The files that the fields name, as they are now."""
 
     def settings(data: DataConfig) -> dict[str, Any]:
-        files = {field: text.fingerprint(text.find_all(f'data.{field}', getattr(data, field))) for field in fields}
-        return files | _fields(data, *_SPELLING)
+        found = {field: text.fingerprint(text.find_all(f'data.{field}', getattr(data, field))) for field in fields}
+        return found | _fields(data, *_SPELLING)
 
     return settings
 
@@ -117,7 +133,8 @@ def source_symbols(name: str, vocab: Vocabulary, line: str) -> list[str]:
     """The symbols of a source text of the data set `name`; none for a blank one."""
     if not line.strip():
         return []
-    return (find(name).source_symbols or vocab.split)(line)
+    own = find(name).source_symbols if vocab.tokenizer == 'native' else None
+    return (own or vocab.split)(line)
 
 
 def per_token(data: DataConfig) -> bool:

@@ -15,7 +15,7 @@ Bucket = tuple[int, ...]
 
 
 class Split(abc.ABC):
-    """Examples of one kind. A row number of −1 is a row that only fills up a batch: all PAD, example_id −1."""
+    """Examples of one kind. A row number of −1 is a row that only fills up a batch: all padding, example_id −1."""
 
     kind: ClassVar[str]
     name: str
@@ -41,6 +41,7 @@ class PairSplit(Split):
     text: Ragged  # the source as it was written, UTF-8
     reference_text: Ragged  # UTF-8, one reference a line
     symbols: Callable[[str], list[str]] = str.split  # of a reference
+    fill: int = PAD  # behind a row
 
     def __len__(self) -> int:
         return len(self.source)
@@ -62,8 +63,8 @@ class PairSplit(Split):
 
     def batch(self, rows_B: np.ndarray, bucket: Bucket) -> Batch:
         return {
-            'source': self.source.pad(rows_B, bucket[0]),
-            'target': self.target.pad(rows_B, bucket[1]),
+            'source': self.source.pad(rows_B, bucket[0], self.fill),
+            'target': self.target.pad(rows_B, bucket[1], self.fill),
             'example_id': rows_B.astype(np.int32),
         }
 
@@ -82,6 +83,7 @@ class TextSplit(Split):
     name: str
     documents: Ragged  # symbol ids and EOS
     packing: str  # stream | documents
+    fill: int = PAD  # behind the last row
 
     @property
     def num_tokens(self) -> int:
@@ -94,7 +96,7 @@ class TextSplit(Split):
     def batch(self, rows_B: np.ndarray, bucket: Bucket) -> Batch:
         place_BT = rows_B[:, None].astype(np.int64) * bucket[0] + np.arange(bucket[0])
         inside_BT = (place_BT >= 0) & (place_BT < self.num_tokens)
-        tokens_BT = np.full(place_BT.shape, PAD, np.int32)
+        tokens_BT = np.full(place_BT.shape, self.fill, np.int32)
         tokens_BT[inside_BT] = self.documents.values[place_BT[inside_BT]]
         batch = {'tokens': tokens_BT, 'example_id': rows_B.astype(np.int32)}
         if self.packing == 'documents':
@@ -118,6 +120,7 @@ class LabelledSplit(Split):
     tokens: Ragged  # BOS, symbol ids, EOS
     labels: Ragged  # one to each text, or one to each token
     per_token: bool
+    fill: int = PAD  # behind a row of tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -128,7 +131,7 @@ class LabelledSplit(Split):
     def batch(self, rows_B: np.ndarray, bucket: Bucket) -> Batch:
         label = self.labels.pad(rows_B, bucket[0] if self.per_token else 1, fill=-1)
         return {
-            'tokens': self.tokens.pad(rows_B, bucket[0]),
+            'tokens': self.tokens.pad(rows_B, bucket[0], self.fill),
             'label': label if self.per_token else label[:, 0],
             'example_id': rows_B.astype(np.int32),
         }

@@ -48,6 +48,8 @@ def of_tokens(classes: np.ndarray, text: str, vocab: Vocabulary, ids: list[int])
     """
     if vocab.tokenizer == 'characters':
         return classes
+    if vocab.tokenizer == 'file':
+        return _of_spans(classes, text, vocab.spans(text))
     code_points = np.frombuffer(text.encode('utf-32-le'), '<u4')
     bytes_each = 1 + sum((code_points >= first).astype(int) for first in (0x80, 0x800, 0x10000))
     of_bytes = np.repeat(classes, bytes_each)
@@ -55,3 +57,8 @@ def of_tokens(classes: np.ndarray, text: str, vocab: Vocabulary, ids: list[int])
     sizes = np.array([len(symbol) for symbol in symbols], np.int64)  # a character stands for a byte
     blank = np.array([len(symbol) > 1 and symbol[0] == _BLANK for symbol in symbols], np.int64)
     return of_bytes[np.cumsum(sizes) - sizes + blank]
+
+
+def _of_spans(classes: np.ndarray, text: str, spans: list[tuple[int, int]]) -> np.ndarray:
+    first = np.array([start + (end > start + 1 and text[start] == ' ') for start, end in spans], np.int64)
+    return classes[np.minimum(first, len(classes) - 1)]

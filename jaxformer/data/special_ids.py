@@ -1,0 +1,41 @@
+"""Whether the special ids of a vocabulary are there, and are those that the model is told of."""
+
+from jaxformer.config import DataConfig, ModelConfig
+from jaxformer.data import sources
+from jaxformer.data.ids import Ids
+from jaxformer.data.tokenizer_file import NAMES
+from jaxformer.errors import UserError
+
+
+def refuse_missing(data: DataConfig, ids: Ids) -> None:
+    """Raises UserError where a tokenizer file has no end of a text, or no begin where rows have one (labelled data)."""
+    needed = ('bos', 'eos') if sources.find(data.name).kind == 'labelled' else ('eos',)
+    for role in needed:
+        if getattr(ids, role) < 0:
+            raise UserError(f'data.tokenizer_file={data.tokenizer_file}: {_none_of(role)}; use another tokenizer.json')
+
+
+def refuse_others(model: ModelConfig, data: DataConfig, ids: Ids) -> None:
+    """Raises UserError where model.ids are not those of the data.
+
+    The padding has to be that of the rows, the mask (of mlm) and the start (of lm, where the vocabulary has a begin)
+    those of the vocabulary. What a decoder of pairs starts with is the model's own affair.
+    """
+    wanted = {'pad': ('pad', ids.pad)}
+    if model.family == 'lm' and ids.bos >= 0:
+        wanted['start'] = 'bos', ids.bos
+    if model.family == 'mlm':
+        wanted['mask'] = 'mask', ids.mask
+    where = (
+        f'data.tokenizer_file={data.tokenizer_file}' if data.tokenizer == 'file' else f'data.tokenizer={data.tokenizer}'
+    )
+    for name, (role, id_) in wanted.items():
+        if name == 'mask' and id_ < 0:
+            raise UserError(f'{where}: {_none_of(role)}, which model.family=mlm needs; use another one')
+        if (told := getattr(model.ids, name)) != id_:
+            there = f'has {id_}' if id_ >= 0 else _none_of(role)
+            raise UserError(f'config.model.ids.{name}={told}: {where} {there}; set config.model.ids.{name}={id_}')
+
+
+def _none_of(role: str) -> str:
+    return f'has no special token for {role} ({" or ".join(NAMES[role])})'
