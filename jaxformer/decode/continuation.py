@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxformer import sharding
 from jaxformer.config import Config
 from jaxformer.data.sources import source_symbols
-from jaxformer.data.vocab import UNK, Vocabulary
+from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.greedy import greedy, start_symbols
 from jaxformer.errors import UserError
 from jaxformer.model.family import Family
@@ -34,7 +34,7 @@ class Continuation:
         length = self._cfg.eval.max_decode_length
         input_BT = jnp.concatenate([start_symbols(B, self._cfg.model)[:, None], prompt_BT], axis=1)
         _, cache = extend(input_BT[:, :-1], apply('start_cache', B, T + length))
-        return greedy(extend, cache, input_BT[:, -1], length, len(self._vocab))[0]
+        return greedy(extend, cache, input_BT[:, -1], length, len(self._vocab), self._vocab.ids)[0]
 
     def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
         r"""(what follows each line, number of unknown symbols in it), in order; a blank line gives an empty one.
@@ -60,7 +60,7 @@ class Continuation:
                 placed = sharding.put_batch({'tokens': prompt_BT}, self._mesh)['tokens']
                 for index, row in zip(rows, jax.device_get(self.search(params, placed)), strict=False):
                     outputs[index] = vocab.join(vocab.decode(row[:longest])).replace('\n', '\\n')
-        return zip(outputs, (tokens.count(UNK) for tokens in encoded), strict=True)
+        return zip(outputs, (tokens.count(vocab.ids.unk) for tokens in encoded), strict=True)
 
     def _refuse_longer(self, index: int, length: int) -> None:
         model, further = self._cfg.model, self._cfg.eval.max_decode_length

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxformer import sharding
 from jaxformer.config import Config
 from jaxformer.data.sources import source_symbols
-from jaxformer.data.vocab import BOS, EOS, PAD, UNK, Vocabulary
+from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
@@ -38,7 +38,7 @@ class Labels:
         Raises:
           UserError: a line is longer than the longest of data.buckets.
         """
-        name, vocab = self._cfg.data.name, self._vocab
+        name, vocab, special = self._cfg.data.name, self._vocab, self._vocab.ids
         encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
         outputs = [''] * len(lines)
         sizes = [size for (size,) in self._cfg.data.buckets]
@@ -54,12 +54,12 @@ class Labels:
         for shape, indices in sorted(by_shape.items()):
             for first in range(0, len(indices), self._rows):
                 rows = indices[first : first + self._rows]
-                tokens_BT = np.full((self._rows, shape), PAD, np.int32)
+                tokens_BT = np.full((self._rows, shape), self._cfg.model.ids.pad, np.int32)
                 for row, index in enumerate(rows):
-                    tokens_BT[row, : len(encoded[index]) + 2] = [BOS, *encoded[index], EOS]
+                    tokens_BT[row, : len(encoded[index]) + 2] = [special.bos, *encoded[index], special.eos]
                 placed = sharding.put_batch({'tokens': tokens_BT}, self._mesh)['tokens']
                 for index, numbers in zip(rows, jax.device_get(self.classify(params, placed)), strict=False):
                     per_token = self._cfg.model.head.pooling == 'tokens'
                     numbers = numbers[1 : len(encoded[index]) + 1] if per_token else numbers
                     outputs[index] = ' '.join(vocab.classes[number] for number in numbers)
-        return zip(outputs, (tokens.count(UNK) for tokens in encoded), strict=True)
+        return zip(outputs, (tokens.count(special.unk) for tokens in encoded), strict=True)

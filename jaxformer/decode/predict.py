@@ -13,7 +13,7 @@ from jaxformer.config import Config
 from jaxformer.data.pipeline import eval_batches
 from jaxformer.data.sources import source_symbols
 from jaxformer.data.splits import PairSplit
-from jaxformer.data.vocab import EOS, PAD, UNK, Vocabulary
+from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.error_rates import error_rates
 from jaxformer.decode.greedy import greedy, start_symbols
 from jaxformer.errors import UserError
@@ -33,7 +33,8 @@ class Decoder:
         apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
         cache = apply('start_cache', source_BS, length)
         extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
-        return greedy(extend, cache, start_symbols(source_BS.shape[0], self._cfg.model), length, len(self._vocab))
+        first_B, vocab = start_symbols(source_BS.shape[0], self._cfg.model), self._vocab
+        return greedy(extend, cache, first_B, length, len(vocab), vocab.ids)
 
     def batch(self, params: Any, source_BS: np.ndarray) -> tuple[list[list[str]], np.ndarray]:
         """(symbols, log-probability) of each row of a host batch."""
@@ -68,13 +69,13 @@ class Decoder:
         encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
         outputs = [''] * len(lines)
         for shape, rows in self._line_batches(encoded):
-            source_BS = np.full((self._rows, shape), PAD, np.int32)
+            source_BS = np.full((self._rows, shape), self._cfg.model.ids.pad, np.int32)
             for row, index in enumerate(rows):
-                source_BS[row, : len(encoded[index]) + 1] = [*encoded[index], EOS]
+                source_BS[row, : len(encoded[index]) + 1] = [*encoded[index], vocab.ids.eos]
             symbols, _ = self.batch(params, source_BS)
             for index, output in zip(rows, symbols, strict=False):
                 outputs[index] = ' '.join(vocab.join(output).split('\n'))  # a line stays one
-        return zip(outputs, (tokens.count(UNK) for tokens in encoded), strict=True)
+        return zip(outputs, (tokens.count(vocab.ids.unk) for tokens in encoded), strict=True)
 
     def _line_batches(self, encoded: Sequence[Sequence[int]]) -> Iterable[tuple[int, list[int]]]:
         """(padded source length, indices of the lines) of each batch."""

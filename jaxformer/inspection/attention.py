@@ -10,8 +10,9 @@ import numpy as np
 from absl import logging
 from etils import epath
 
+from jaxformer.data.ids import Ids
 from jaxformer.data.sources import source_symbols
-from jaxformer.data.vocab import BOS, EOS, PAD, UNK, Vocabulary
+from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.greedy import greedy, outputs, start_symbols
 from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
@@ -75,22 +76,24 @@ def of_run(run: OpenRun, text: str, target: str | None = None) -> Maps:
     """
     family, buckets = run.cfg.model.family, run.cfg.data.buckets
     source, labels = _ids(run, text), list[int]()
+    special, pad = run.vocab.ids, run.cfg.model.ids.pad
     if family == 'seq2seq':
-        source = [*source, EOS]
-        source_BS = _padded(source, [size for size, _ in buckets])
+        source = [*source, special.eos]
+        source_BS = _padded(source, [size for size, _ in buckets], pad)
         if target is None:
             length = run.cfg.eval.max_decode_length
-            tokens_BT = _decode(run.params, source_BS, run.model, length, len(run.vocab))
-            labels = _up_to_end(np.asarray(tokens_BT)[0].tolist())
+            tokens_BT = _decode(run.params, source_BS, run.model, length, len(run.vocab), special)
+            labels = _up_to_end(np.asarray(tokens_BT)[0].tolist(), special)
         else:
             labels = _target_ids(run, target)
-        arrays: tuple[np.ndarray, ...] = (source_BS, _padded(labels, [size for _, size in buckets]))
+        arrays: tuple[np.ndarray, ...] = (source_BS, _padded(labels, [size for _, size in buckets], pad))
     elif target is not None:
         raise UserError(f'target {target!r}: a model of model.family={family} has none; leave it out')
     else:
-        source = [BOS, *source, EOS] if family == 'classifier' else source
+        if family == 'classifier' or (family == 'mlm' and run.vocab.tokenizer == 'file'):  # as BERT read its texts
+            source = [id_ for id_ in (special.bos, *source, special.eos) if id_ >= 0]
         source, labels = ([], source) if family == 'lm' else (source, [])
-        arrays = (_padded(source or labels, [size for (size,) in buckets]),)
+        arrays = (_padded(source or labels, [size for (size,) in buckets], pad),)
     logits_BTV, collected = jax.device_get(forward(run.params, arrays, run.model, ('attention',)))
     if not collected:
         raise UserError(f'{run.workdir}: mixers without a weight for every key; there are no maps to draw')
@@ -102,13 +105,13 @@ def of_run(run: OpenRun, text: str, target: str | None = None) -> Maps:
         else np.zeros((0, run.cfg.model.num_heads, rows, columns), np.float32)
         for kind, (rows, columns) in cut.items()
     }
-    allowed_V = outputs(logits_BTV.shape[-1], len(run.vocab))
+    allowed_V = outputs(logits_BTV.shape[-1], len(run.vocab), special)
     predicted = np.where(allowed_V, logits_BTV[0, :T], -np.inf).argmax(-1) if T else np.zeros(0, int)
     return Maps(
         text=text,
         step=run.step,
         source=_spelled(run.vocab, source),
-        inputs=_spelled(run.vocab, [BOS, *labels[:-1]] if labels else []),
+        inputs=_spelled(run.vocab, [run.cfg.model.ids.start, *labels[:-1]] if labels else []),
         predicted=_spelled(run.vocab, predicted.tolist()),
         **found,
     )
@@ -123,12 +126,12 @@ def forward(
     return logits_BTV, dict(collected)
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'length', 'num_symbols'))
-def _decode(params: Any, source_BS: jax.Array, model: Family, length: int, num_symbols: int) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=('model', 'length', 'num_symbols', 'special'))
+def _decode(params: Any, source_BS: jax.Array, model: Family, length: int, num_symbols: int, special: Ids) -> jax.Array:
     """[B, length]: the symbols of greedy decoding."""
     cache = model.apply({'params': params}, source_BS, length, method='start_cache')
     extend = lambda tokens, cache: model.apply({'params': params}, tokens, cache, method='extend')  # noqa: E731
-    return greedy(extend, cache, start_symbols(source_BS.shape[0], model.cfg), length, num_symbols)[0]
+    return greedy(extend, cache, start_symbols(source_BS.shape[0], model.cfg), length, num_symbols, special)[0]
 
 
 def draw(maps: Maps, directory: epath.PathLike, fmt: str = 'png') -> list[epath.Path]:
@@ -189,7 +192,7 @@ def _ids(run: OpenRun, text: str) -> list[int]:
     if not symbols:
         raise UserError(f'text {text!r}: holds no symbol; give a text of the data set {run.cfg.data.name}')
     ids = run.vocab.encode(symbols)
-    if unknown := [symbol for symbol, id_ in zip(symbols, ids, strict=True) if id_ == UNK]:
+    if unknown := [symbol for symbol, id_ in zip(symbols, ids, strict=True) if id_ == run.vocab.ids.unk]:
         logging.warning('%r: read as unknown, not in the vocabulary: %s', text, ' '.join(dict.fromkeys(unknown)))
     return ids
 
@@ -197,25 +200,25 @@ def _ids(run: OpenRun, text: str) -> list[int]:
 def _target_ids(run: OpenRun, target: str) -> list[int]:
     symbols = run.vocab.split(target)
     ids = run.vocab.encode(symbols)
-    if UNK in ids:
+    if (unk := run.vocab.ids.unk) in ids:
         raise UserError(
-            f'target {target!r}: {symbols[ids.index(UNK)]!r} is not in the vocabulary of the run (vocab.json); '
+            f'target {target!r}: {symbols[ids.index(unk)]!r} is not in the vocabulary of the run (vocab.json); '
             'separate the symbols by blanks'
         )
-    return [*ids, EOS]
+    return [*ids, run.vocab.ids.eos]
 
 
-def _padded(ids: list[int], sizes: list[int]) -> np.ndarray:
+def _padded(ids: list[int], sizes: list[int], pad: int) -> np.ndarray:
     """[1, size]: padded to the first bucket it fits, so that few shapes are compiled; a longer one stays as it is."""
     size = next((size for size in sizes if len(ids) <= size), len(ids))
-    row = np.full((1, size), PAD, np.int32)
+    row = np.full((1, size), pad, np.int32)
     row[0, : len(ids)] = ids
     return row
 
 
-def _up_to_end(ids: list[int]) -> list[int]:
+def _up_to_end(ids: list[int], special: Ids) -> list[int]:
     """The ids with their EOS, without what follows it; all of them where decoding was cut off before one."""
-    return ids[: ids.index(EOS) + 1] if EOS in ids else ids
+    return ids[: ids.index(special.eos) + 1] if special.eos in ids else ids
 
 
 def _short(text: str) -> str:
@@ -224,4 +227,4 @@ def _short(text: str) -> str:
 
 
 def _spelled(vocab: Vocabulary, ids: list[int]) -> tuple[str, ...]:
-    return tuple(vocab.symbols[id_] for id_ in ids)
+    return tuple(vocab.symbols[id_] if id_ < len(vocab) else f'<{id_}>' for id_ in ids)

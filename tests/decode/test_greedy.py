@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from jaxformer import config
-from jaxformer.data.vocab import BOS, EOS, PAD
+from jaxformer.data.ids import BOS, EOS, PAD, Ids
 from jaxformer.decode.greedy import greedy
 from jaxformer.model import transformer
 
 V = 9
+OWN = Ids()
 
 
 def starts(B):
@@ -34,7 +35,7 @@ PROBABILITY = float(jax.nn.log_softmax(5.0 * jax.nn.one_hot(0, V))[0])
 
 def test_after_the_end_there_is_padding_and_no_probability():
     extend = scripted([4, 5, EOS, 6, 6, 6, 6, 6], [EOS] + [7] * 7, [4] * 8)
-    tokens, logprob = jax.jit(lambda: greedy(extend, jnp.int32(0), starts(3), 8, V))()
+    tokens, logprob = jax.jit(lambda: greedy(extend, jnp.int32(0), starts(3), 8, V, OWN))()
     np.testing.assert_array_equal(tokens, [[4, 5, EOS] + [PAD] * 5, [EOS] + [PAD] * 7, [4] * 8])
     np.testing.assert_allclose(logprob, [3 * PROBABILITY, PROBABILITY, 8 * PROBABILITY], rtol=1e-6)
 
@@ -45,7 +46,7 @@ def test_padding_the_start_symbol_and_rows_beyond_the_vocabulary_are_never_put_o
     def extend(tokens, cache):
         return logits, cache
 
-    tokens, logprob = greedy(extend, jnp.int32(0), starts(1), 3, num_symbols=V - 2)
+    tokens, logprob = greedy(extend, jnp.int32(0), starts(1), 3, V - 2, OWN)
     np.testing.assert_array_equal(tokens, [[6, 6, 6]])
     np.testing.assert_allclose(logprob[0], 3 * jax.nn.log_softmax(logits)[0, 0, 6], rtol=1e-6)
 
@@ -55,7 +56,7 @@ def test_each_symbol_is_the_next_input_and_the_first_input_is_the_start_symbol()
         seen = jnp.concatenate([seen[:, 1:], tokens], axis=1)
         return 9.0 * jax.nn.one_hot(tokens + 3, V), seen
 
-    tokens, _ = greedy(extend, jnp.zeros((1, 2), jnp.int32), starts(1), 2, V)
+    tokens, _ = greedy(extend, jnp.zeros((1, 2), jnp.int32), starts(1), 2, V, OWN)
     np.testing.assert_array_equal(tokens, [[BOS + 3, BOS + 6]])
 
 
@@ -66,7 +67,7 @@ def test_it_stops_when_every_row_has_ended():
         jax.debug.callback(lambda s: calls.append(int(s)), step)
         return scripted([4, EOS, 4, 4, 4, 4, 4], [EOS] * 7)(tokens, step)
 
-    jax.block_until_ready(greedy(extend, jnp.int32(0), starts(2), 7, V))
+    jax.block_until_ready(greedy(extend, jnp.int32(0), starts(2), 7, V, OWN))
     jax.effects_barrier()
     assert sorted(calls) == [0, 1]
 
@@ -103,7 +104,7 @@ def test_alone_in_a_batch_and_without_a_cache_the_same_symbols_come_out(position
         apply = lambda method, *args: model.apply({'params': params}, *args, method=method)  # noqa: E731
         cache = apply('start_cache', source_BS, LENGTH)
         return greedy(
-            lambda tokens, cache: apply('extend', tokens, cache), cache, starts(source_BS.shape[0]), LENGTH, V
+            lambda tokens, cache: apply('extend', tokens, cache), cache, starts(source_BS.shape[0]), LENGTH, V, OWN
         )
 
     padded = jnp.array([row + [PAD] * (9 - len(row)) for row in SOURCES])
