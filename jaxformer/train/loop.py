@@ -28,7 +28,7 @@ from etils import epath
 from jaxformer import checkpoint, config, files, optim, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
-from jaxformer.data import pipeline
+from jaxformer.data import pipeline, special_ids
 from jaxformer.data.splits import PairSplit
 from jaxformer.decode.predict import Decoder
 from jaxformer.errors import RunError, UserError
@@ -89,6 +89,7 @@ class _Run:
         self.cfg, self.workdir, self.stop = cfg, workdir, stop
         runtime.configure(cfg.runtime)
         corpus = corpora.load(cfg.data)
+        special_ids.refuse_others(cfg.model, cfg.data, corpus.vocab.ids)
         self.vocab, self.split = corpus.vocab, corpus.split(cfg.eval.split)
         self.mesh = sharding.make_mesh(cfg.mesh)
         sharding.refuse_undivided(cfg, self.mesh)

@@ -3,6 +3,7 @@
 import os
 
 from jaxformer.data import corpus as corpora
+from jaxformer.data import special_ids
 from jaxformer.data.splits import PairSplit
 from jaxformer.decode.open import on_every_device, open_run
 from jaxformer.decode.predict import Decoder
@@ -21,6 +22,7 @@ def score(workdir: str | os.PathLike, step: int | None = None, split: str | None
     """
     run = open_run(workdir, step)
     corpus = corpora.load(run.cfg.data)
+    special_ids.refuse_others(run.cfg.model, run.cfg.data, corpus.vocab.ids)
     refuse_another_vocabulary(run.workdir, corpus.vocab)
     examples = corpus.split(split or run.cfg.eval.split)
     mesh, params = on_every_device(run)

@@ -13,7 +13,12 @@ from jaxformer.decode.open import find_step
 from jaxformer.errors import UserError
 from jaxformer.files import CHECKPOINTS, VOCAB
 
-_SPELLING = ('symbols', 'tokenizer', 'merges')  # parts of a vocabulary that say which text an id stands for
+_SPELLING = (
+    'symbols',
+    'tokenizer',
+    'merges',
+    'definition',
+)  # parts of a vocabulary that say which text an id stands for
 
 
 def params_from(cfg: Config, vocab: Vocabulary, fresh: Any) -> Any:
@@ -33,7 +38,9 @@ def params_from(cfg: Config, vocab: Vocabulary, fresh: Any) -> Any:
     except UserError as error:
         raise UserError(f'{field}: {error}') from error
     ours = vocab.to_json()
-    if [symbols.get(part) for part in _SPELLING] != [ours.get(part) for part in _SPELLING]:
+    if symbols.get('tokenizer') == ours.get('tokenizer') == 'file' and 'definition' not in symbols:
+        logging.warning('%s: does not know its tokenizer; data.tokenizer_file is taken for it', field)
+    elif [symbols.get(part) for part in _SPELLING] != [ours.get(part) for part in _SPELLING]:
         raise UserError(f'{field}: its symbols ({VOCAB}) are not those of data.name={cfg.data.name}; use the same data')
     found = checkpoint.restore_params(workdir / CHECKPOINTS, step)
     there = {sharding.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
