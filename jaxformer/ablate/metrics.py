@@ -26,6 +26,7 @@ class Metric:
 METRICS = {
     'loss': Metric('loss', 'lower', percent=False, decimals=3),
     'perplexity': Metric('perplexity', 'lower', percent=False, decimals=2),
+    'bits_per_byte': Metric('bits per byte', 'lower', percent=False, decimals=3),
     'accuracy': Metric('accuracy', 'higher', percent=True, decimals=2),
     'per': Metric('PER', 'lower', percent=True, decimals=2),
     'wer': Metric('WER', 'lower', percent=True, decimals=2),

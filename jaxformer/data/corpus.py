@@ -19,7 +19,7 @@ from jaxformer import files
 from jaxformer.config import DataConfig
 from jaxformer.data import sources
 from jaxformer.data.held_out import SPLITS
-from jaxformer.data.prepare import prepare
+from jaxformer.data.prepare import TEXT_SIZES, prepare
 from jaxformer.data.ragged import Ragged
 from jaxformer.data.sources import SOURCES
 from jaxformer.data.splits import LabelledSplit, PairSplit, Split, TextSplit
@@ -28,7 +28,7 @@ from jaxformer.errors import UserError
 
 __all__ = ['SOURCES', 'SPLITS', 'Split']  # re-exported
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised with every change of a source or of the files, so that what an older version prepared is not read."""
 
 
@@ -71,7 +71,8 @@ class Corpus:
         return PairSplit(split, **rows, symbols=self.vocab.split, fill=self.vocab.ids.pad)
 
     def _text(self, split: str) -> TextSplit:
-        return TextSplit(split, self._rows(split, 'documents'), self.data.packing, self.vocab.ids.pad)
+        num_bytes = files.read_json(self.directory / TEXT_SIZES)[split]
+        return TextSplit(split, self._rows(split, 'documents'), self.data.packing, self.vocab.ids.pad, num_bytes)
 
     def _labelled(self, split: str) -> LabelledSplit:
         tokens, labels = self._rows(split, 'tokens'), self._rows(split, 'labels')

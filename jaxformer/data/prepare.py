@@ -20,6 +20,9 @@ from jaxformer.errors import UserError
 
 Examples = Mapping[str, Sequence[Any]]
 
+TEXT_SIZES = 'bytes.json'
+"""Of text: {split: bytes of its documents}."""
+
 
 def prepare(data: DataConfig, directory: epath.Path) -> None:
     """Writes the arrays of every split and vocab.json into `directory`.
@@ -63,6 +66,8 @@ def _text(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabu
     vocab = _vocabulary(data, documents['train'])
     for split in SPLITS:
         _save(directory, f'{split}.documents', vocab, _ended(vocab, vocab.encode_texts(documents[split])))
+    sizes = {split: sum(len(document.encode()) for document in documents[split]) for split in SPLITS}
+    files.write_json(directory / TEXT_SIZES, sizes)
     return vocab
 
 

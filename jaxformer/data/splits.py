@@ -84,6 +84,7 @@ class TextSplit(Split):
     documents: Ragged  # symbol ids and EOS
     packing: str  # stream | documents
     fill: int = PAD  # behind the last row
+    num_bytes: int = 0  # of the documents as UTF-8; 0 where nobody counted
 
     @property
     def num_tokens(self) -> int:

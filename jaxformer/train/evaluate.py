@@ -11,6 +11,7 @@ from jaxformer import losses, objectives, sharding
 from jaxformer.config import Config
 from jaxformer.data.corpus import Split
 from jaxformer.data.pipeline import EvalBatches, eval_batches
+from jaxformer.data.splits import TextSplit
 from jaxformer.errors import UserError
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
@@ -48,8 +49,17 @@ class Evaluator:
             'examples': jnp.sum(batch['example_id'] >= 0),
         }
 
+    def _per_byte(self, split: Split, nll: float) -> dict[str, float]:
+        """bits_per_byte of a text that is guessed whole: the loss that compares over tokenizers."""
+        if not isinstance(split, TextSplit) or self._cfg.model.family != 'lm' or not split.num_bytes:
+            return {}
+        return {'bits_per_byte': nll / math.log(2) / split.num_bytes}
+
     def split_losses(self, params: Any, split: Split) -> dict[str, float]:
-        """loss (nats per label, without smoothing), perplexity, accuracy; tokens (labels) and examples they rest on."""
+        """loss (nats per label, without smoothing), perplexity, accuracy; tokens (labels) and examples they rest on.
+
+        Of a language model also bits_per_byte of the text, its ends of documents paid for.
+        """
         sums: dict[str, float] = {'nll': 0.0, 'correct': 0.0, 'tokens': 0.0, 'examples': 0.0}
         for batch in self.batches(split):
             part = jax.device_get(self.sums(params, sharding.put_batch(batch, self._mesh)))
@@ -59,6 +69,7 @@ class Evaluator:
             'loss': loss,
             'perplexity': math.exp(min(loss, 700.0)),
             'accuracy': sums['correct'] / max(sums['tokens'], 1.0),
+            **self._per_byte(split, sums['nll']),
             'tokens': sums['tokens'],
             'examples': sums['examples'],
         }

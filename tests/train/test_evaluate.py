@@ -1,14 +1,16 @@
 """Numbers of a whole split: every example and every real symbol once, whatever the batch and the devices (B56)."""
 
 import json
+import pathlib
 
 import jax
 import numpy as np
 import pytest
 import small
 
-from jaxformer import sharding
+from jaxformer import config, sharding
 from jaxformer.config import MeshConfig
+from jaxformer.data import corpus as corpora
 from jaxformer.data.ragged import Ragged
 from jaxformer.data.splits import PairSplit
 from jaxformer.errors import UserError
@@ -88,3 +90,30 @@ def test_what_does_not_fit_is_not_counted_and_nothing_at_all_is_refused():
     assert metrics['tokens'] == sum(length + 1 for length in LENGTHS if length <= 5)
     with pytest.raises(UserError, match=r'config.data.buckets=\(\(1, 1\),\): no example of dev fits'):
         made(2, 1, buckets=((1, 1),))  # three symbols
+
+
+def test_bits_per_byte_are_the_bits_of_all_tokens_over_the_bytes_of_the_text(tmp_path):
+    texts = ['aé' * 20, 'zebra\n', '', 'caffè e tè']
+    (tmp_path / 'train.txt').write_text('abcdefz éè\n' * 3)
+    (tmp_path / 'test.txt').write_text('x')
+    edited = config.load(pathlib.Path(__file__).parents[2] / 'configs' / 'gpt_tiny.py')
+    small_lm = {'d_model': 12, 'num_heads': 3, 'd_ff': 7, 'num_layers': 1}
+    config.override(
+        edited,
+        {f'model.{name}': value for name, value in small_lm.items()}
+        | {'data.name': 'text', 'data.source': str(tmp_path / '{split}.txt'), 'data.dir': str(tmp_path / 'data')}
+        | {'data.buckets': ((11,),), 'eval.batch_size': 4, 'eval.max_decode_length': 5},
+    )
+    found = {}
+    for tokenizer in ('bytes', 'characters'):
+        (tmp_path / 'dev.txt').write_text(''.join(texts))
+        config.override(edited, {'data.tokenizer': tokenizer})
+        cfg = config.resolve(edited)
+        corpus = corpora.load(cfg.data)
+        model = transformer.build(cfg.model, len(corpus.vocab))
+        evaluator = Evaluator(cfg, model, sharding.make_mesh(cfg.mesh))
+        metrics = evaluator.split_losses(transformer.init(model, 0), corpus.split('dev'))
+        found[tokenizer] = metrics['bits_per_byte']
+        bits = metrics['loss'] * metrics['tokens'] / np.log(2)
+        assert metrics['bits_per_byte'] == pytest.approx(bits / len(''.join(texts).encode()), rel=1e-6)
+    assert found['bytes'] != pytest.approx(found['characters'], rel=1e-2)
