@@ -1,7 +1,7 @@
 """Llama on the source of Python's standard library, in byte pairs trained on it, in minutes.
 
 Question: what do rmsnorm, swiglu, rotary positions and grouped queries make of the text of configs/gpt_tiny.py?
-          (Its symbols are others: compare loss per byte, not per symbol.)
+          (Its symbols are others: compare bits per byte, not the loss.)
 Command:  jaxformer train --config=configs/llama_tiny.py --workdir=runs/llama_tiny
 Hardware: two CPU cores.
 """
