@@ -23,7 +23,7 @@ from typing import Any
 
 import ml_collections
 
-from jaxformer import pyfile, rules
+from jaxformer import files, pyfile, rules
 from jaxformer.errors import UserError
 from jaxformer.rules import CHOICES, validate
 from jaxformer.values import coerce
@@ -247,11 +247,15 @@ class Config:
 
 
 def load(path: str | Path) -> ml_collections.ConfigDict:
-    """Returns what `get_config()` of a configuration file (`configs/x.py`) gives.
+    """Returns what `get_config()` of a configuration file (`configs/x.py`) gives, or the config.json of a run holds.
+
+    No field of the latter is derived from others.
 
     Raises:
       UserError: there is no such file, it fails, or it gives something else than a ConfigDict.
     """
+    if Path(path).suffix == '.json':
+        return _recorded(Path(path))
     get_config = pyfile.run(path, needs=('get_config',))['get_config']
     try:
         config = get_config()
@@ -260,6 +264,17 @@ def load(path: str | Path) -> ml_collections.ConfigDict:
     if not isinstance(config, ml_collections.ConfigDict):
         raise UserError(f'{path}: get_config() gives {type(config).__name__}, not a ConfigDict; see configs/base.py')
     return config
+
+
+def _recorded(path: Path) -> ml_collections.ConfigDict:
+    try:
+        values = files.read_json(path)
+    except FileNotFoundError:
+        raise UserError(f'{path}: no such file; give a configuration file or the config.json of a run') from None
+    try:
+        return ml_collections.ConfigDict(to_dict(from_dict(values)))
+    except UserError as error:
+        raise UserError(f'{path}: {error}') from error
 
 
 def override(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> None:

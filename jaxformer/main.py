@@ -163,7 +163,8 @@ def import_(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     from jaxformer.inspection import import_ as importing
 
-    importing.run(_needed(values, 'input'), _needed(values, 'workdir'))
+    workdir = _needed(values, 'workdir')
+    print(importing.advice(importing.run(_needed(values, 'input'), workdir), workdir))
     return 0
 
 

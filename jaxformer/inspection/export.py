@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from jaxformer import checkpoint, files, rules
 from jaxformer.config import Config
-from jaxformer.data.vocab import EOS, Vocabulary
+from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.open import find_step, read_config
 from jaxformer.errors import RunError, UserError
 from jaxformer.inspection.hugging_face import LAYOUTS
@@ -71,12 +71,12 @@ def run(workdir: epath.PathLike, step: int | None, output: str | Path) -> Path:
 
 
 def _eos(path: epath.Path) -> int | None:
-    """The end of a text in a vocabulary made here; None for that of an import, whose ids are its own."""
+    """The id that ends a text by a vocab.json; None where it says none, or there is no such file."""
     try:
-        Vocabulary.from_json(files.read_json(path))
+        eos = Vocabulary.from_json(files.read_json(path)).ids.eos
     except (UserError, FileNotFoundError):
         return None
-    return EOS
+    return eos if eos >= 0 else None
 
 
 def _layout(cfg: Config, model_type: str | None) -> tuple[Layout, Settings]:

@@ -1,4 +1,16 @@
-"""From a model in Hugging Face's layout (config.json, *.safetensors) to configuration and parameters, and to a run."""
+"""From a model in Hugging Face's layout (config.json, *.safetensors) to configuration and parameters, and to a run.
+
+With a tokenizer.json in its directory the run reads and writes texts at once, and begins further training:
+
+  jaxformer import --input=DIR --workdir=RUN
+  jaxformer decode --workdir=RUN --input=lines.txt              (GPT-2, Llama, T5, Marian, a classifier)
+  jaxformer inspect --workdir=RUN attention --input='a text'
+  jaxformer train --config=RUN/config.json --config.train.start_from=RUN --config.data.name=text
+      --config.data.source=FILE --config.optim.schedule=linear --config.optim.learning_rate=5e-5 --workdir=OTHER
+
+RUN/config.json is a configuration as others are (`config.load`): its data.tokenizer_file names the tokenizer.json, and
+model.ids the special ids of the checkpoint. Without a tokenizer.json there are only ids, and texts are refused.
+"""
 
 import json
 import re
@@ -19,14 +31,13 @@ from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.inspection.hugging_face import LAYOUTS
 from jaxformer.inspection.layout import Fields, Layout, Row, Settings, fields_of
+from jaxformer.inspection.symbols import TOKENIZER, mask, vocabulary, with_tokenizer
 from jaxformer.model import transformer
 from jaxformer.train import directory as directories
 from jaxformer.train.state import TrainState
 
 SETTINGS, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
 SOFTMAX = 'model.embedding.softmax'
-MASKS = ('[MASK]', '<mask>')
-"""How tokenizers write the symbol that stands for a token to be guessed."""
 
 
 def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
@@ -46,7 +57,7 @@ def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
     if fields.get(SOFTMAX) == 'tied' and tensors.differing_softmax(layout):
         fields[SOFTMAX] = 'untied'  # transformers ties only what is equal
     if fields['model.family'] == 'mlm':
-        fields['model.ids.mask'] = _mask(directory, fields)
+        fields['model.ids.mask'] = mask(directory, fields['model.vocab_size'], fields['model.ids.pad'])
     edited = config.load(pyfile.ROOT / 'configs' / 'base.py')
     try:
         config.override(edited, fields)
@@ -71,7 +82,7 @@ def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
 def run(directory: str | Path, workdir: epath.PathLike) -> Config:
     """Makes `workdir` the directory of a run at step 0, with a fresh optimiser, of the model in `directory`.
 
-    vocab.json lists the tokenizer's symbols by id, '<7>' where it has none for 7.
+    vocab.json holds the tokenizer.json of `directory`; without one, a name for each id ('<7>' where none is known).
 
     Raises:
       UserError: as `read`, or `workdir` holds a run or cannot be written.
@@ -80,12 +91,15 @@ def run(directory: str | Path, workdir: epath.PathLike) -> Config:
     if (workdir / files.CONFIG).exists() or (workdir / files.GRID).exists():
         raise UserError(f'--workdir={workdir}: holds a run (or a grid) already; choose another directory')
     edited, params = read(directory)
+    vocab = vocabulary(Path(directory), files.read_json(Path(directory) / SETTINGS), config.resolve(edited))
+    if vocab.definition:
+        config.override(edited, with_tokenizer(Path(directory) / TOKENIZER, edited.model.family))
     cfg = config.resolve(edited)
     zero = jnp.int32(0)
     state = TrainState(zero, params, optim.build(cfg).init(params), zero, zero)
     with directories.claimed(cfg, workdir):
         checkpoint.save(workdir / files.CHECKPOINTS, 0, state, {'next_index': 0}, config.to_dict(cfg), keep=1)
-        files.write_json(workdir / files.VOCAB, {'symbols': symbols(Path(directory), cfg.model.vocab_size)})
+        files.write_json(workdir / files.VOCAB, vocab.to_json())
         files.write_json(workdir / files.CONFIG, config.to_dict(cfg))
     return cfg
 
@@ -96,17 +110,20 @@ def parameter_shapes(cfg: Config) -> dict[str, tuple[int, ...]]:
     return {path: leaf.shape for path, leaf in flax.traverse_util.flatten_dict(params, sep='/').items()}
 
 
-def symbols(directory: Path, size: int) -> list[str]:
-    """The symbol of each of `size` ids as tokenizer.json (or an older vocab.json) says, '<7>' where neither has one."""
-    ids: dict[str, Any] = {}
-    if (path := directory / 'tokenizer.json').exists():
-        ids = _tokenizer_ids(files.read_json(path))
-    elif (path := directory / 'vocab.json').exists():
-        ids = files.read_json(path)
-    if not isinstance(ids, dict) or not all(isinstance(id_, int) for id_ in ids.values()):
-        raise UserError(f'{path}: gives no id for each symbol; put back a copy of the file, or remove it')
-    by_id = {id_: symbol for symbol, id_ in ids.items()}
-    return [by_id.get(id_, f'<{id_}>') for id_ in range(size)]
+def advice(cfg: Config, workdir: epath.PathLike) -> str:
+    """What can be done with an import, in one or two lines."""
+    if cfg.data.tokenizer != 'file':
+        return f'{workdir}: no {TOKENIZER} in the directory: only ids, and no text can be read'
+    uses = 'inspect' if cfg.model.family == 'mlm' else 'decode'
+    look = '' if cfg.model.family == 'mlm' else ' --input=FILE'
+    name = {'seq2seq': 'parallel', 'classifier': 'labelled'}.get(cfg.model.family, 'text')
+    target = ' --config.data.target=FILE' if name == 'parallel' else ''
+    return (
+        f'{workdir}: a run at step 0; look at it: jaxformer {uses} --workdir={workdir}{look}\n'
+        f'train from it: jaxformer train --config={workdir}/{files.CONFIG} --config.train.start_from={workdir} '
+        f'--config.data.name={name} --config.data.source=FILE{target} --config.optim.schedule=linear '
+        '--config.optim.learning_rate=5e-5 --workdir=OTHER'
+    )
 
 
 class Tensors:
@@ -232,20 +249,3 @@ def _data(fields: Fields, max_length: int) -> dict[str, Any]:
     if fields.get('model.head.pooling') == 'tokens':
         changes['data.labels'] = 'syntax'
     return changes
-
-
-def _mask(directory: Path, fields: Fields) -> int:
-    """The id of the tokenizer's mask; without one, one that is in the vocabulary and no padding."""
-    size, pad = fields['model.vocab_size'], fields['model.ids.pad']
-    known = symbols(directory, size)
-    return next((known.index(mask) for mask in MASKS if mask in known), 4 if pad != 4 and size > 4 else size - 1)
-
-
-def _tokenizer_ids(tokenizer: Any) -> dict[str, Any]:
-    """{symbol: id} of a tokenizer.json, whose vocabulary is an object, or a list of [symbol, score]."""
-    try:
-        vocab = tokenizer['model']['vocab']
-        ids = dict(vocab) if isinstance(vocab, dict) else {piece: id_ for id_, (piece, _) in enumerate(vocab)}
-        return ids | {token['content']: token['id'] for token in tokenizer.get('added_tokens') or ()}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return {'': None}  # refused by `symbols`, which knows the file

@@ -221,9 +221,7 @@ def bare(directory, kept):
 
 def test_an_import_is_a_run_that_can_be_looked_at(tmp_path, capsys):
     _, params = bridge.written('bert', tmp_path / 'model')
-    symbols = {'[PAD]': 0, '[MASK]': 7, 'a': 9}
-    added = [{'id': 11, 'content': '<extra>'}]
-    (tmp_path / 'model' / 'tokenizer.json').write_text(json.dumps({'model': {'vocab': symbols}, 'added_tokens': added}))
+    (tmp_path / 'model' / 'vocab.json').write_text(json.dumps({'[PAD]': 0, '[MASK]': 7, 'a': 9}))
     run = tmp_path / 'run'
     assert main(['import', f'--input={tmp_path}/model', f'--workdir={run}']) == 0
     cfg = config.from_dict(files.read_json(run / 'config.json'))
@@ -233,24 +231,13 @@ def test_an_import_is_a_run_that_can_be_looked_at(tmp_path, capsys):
     assert compare.compare([run, run]).config == {}
     written = json.loads((run / 'vocab.json').read_text())['symbols']
     assert len(written) == 37
-    assert [written[id_] for id_ in (0, 1, 7, 9, 11)] == ['[PAD]', '<1>', '[MASK]', 'a', '<extra>']
-    capsys.readouterr()
+    assert [written[id_] for id_ in (0, 1, 7, 9)] == ['[PAD]', '<1>', '[MASK]', 'a']
+    assert 'no text can be read' in capsys.readouterr().out
+    assert main(['inspect', f'--workdir={run}', 'attention', '--input=a text']) == 2
+    assert 'without a tokenizer that reads a text' in capsys.readouterr().err
     before = sorted(run.rglob('*'))
     assert main(['import', f'--input={tmp_path}/model', f'--workdir={run}']) == 2
     assert 'holds a run (or a grid) already' in capsys.readouterr().err
     assert main(['import', f'--input={tmp_path}/nothing', f'--workdir={tmp_path}/other']) == 2
     assert 'nothing/config.json: missing' in capsys.readouterr().err
     assert sorted(run.rglob('*')) == before and not (tmp_path / 'other').exists()
-
-
-def test_symbols_of_other_tokenizers(tmp_path):
-    assert import_.symbols(tmp_path, 3) == ['<0>', '<1>', '<2>']
-    (tmp_path / 'vocab.json').write_text('{"b": 1, "a": 0}')
-    assert import_.symbols(tmp_path, 3) == ['a', 'b', '<2>']
-    tokenizer = tmp_path / 'tokenizer.json'
-    tokenizer.write_text(json.dumps({'model': {'vocab': [['<unk>', 0.0], ['x', -1.5]]}}))
-    assert import_.symbols(tmp_path, 3) == ['<unk>', 'x', '<2>']
-    for text in ('{}', '{"model": {"vocab": 3}}', '[]', '{"model": {"vocab": {"a": "b"}}}'):
-        tokenizer.write_text(text)
-        with pytest.raises(UserError, match='tokenizer.json: gives no id for each symbol'):
-            import_.symbols(tmp_path, 3)
