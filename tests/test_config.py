@@ -126,6 +126,22 @@ def test_a_missing_file_is_named():
         config.load('configs/nope.py')
 
 
+def test_the_config_json_of_a_run_is_a_configuration(tmp_path):
+    path = tmp_path / 'config.json'
+    cfg = resolved({'model.num_heads': 4, 'optim.clip_norm': 0.5})
+    path.write_text(json.dumps(config.to_dict(cfg)))
+    edited = config.load(path)
+    assert config.resolve(edited) == cfg
+    config.override(edited, {'data.buckets': '((3, 4),)', 'optim.clip_norm': 'None'})
+    changed = config.resolve(edited)
+    assert (changed.data.buckets, changed.optim.clip_norm) == (((3, 4),), None)
+    path.write_text('{"seed": 1}')
+    with pytest.raises(UserError, match=r'config.json: config: field model is missing'):
+        config.load(path)
+    with pytest.raises(UserError, match=r'nothing.json: no such file'):
+        config.load(tmp_path / 'nothing.json')
+
+
 @pytest.mark.parametrize(
     ('edit', 'part'),
     [

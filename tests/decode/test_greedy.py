@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer import config
 from jaxformer.data.ids import BOS, EOS, PAD, Ids
-from jaxformer.decode.greedy import greedy
+from jaxformer.decode.greedy import greedy, outputs
 from jaxformer.model import transformer
 
 V = 9
@@ -49,6 +49,15 @@ def test_padding_the_start_symbol_and_rows_beyond_the_vocabulary_are_never_put_o
     tokens, logprob = greedy(extend, jnp.int32(0), starts(1), 3, V - 2, OWN)
     np.testing.assert_array_equal(tokens, [[6, 6, 6]])
     np.testing.assert_allclose(logprob[0], 3 * jax.nn.log_softmax(logits)[0, 0, 6], rtol=1e-6)
+
+
+def test_an_id_that_begins_and_ends_a_text_ends_it_and_rows_are_filled_with_no_id():
+    """As GPT-2's: one id for begin and end, none for padding."""
+    special = Ids(pad=-1, bos=5, eos=5, unk=-1, mask=-1)
+    extend = scripted([4, 0, 5, 6, 6], [1, 2, 3, 0, 1])
+    tokens, _ = greedy(extend, jnp.int32(0), starts(2), 5, V, special)
+    np.testing.assert_array_equal(tokens, [[4, 0, 5, -1, -1], [1, 2, 3, 0, 1]])
+    np.testing.assert_array_equal(np.flatnonzero(~outputs(V, 8, Ids(pad=3, bos=6, eos=0))), [3, 6, 8])
 
 
 def test_each_symbol_is_the_next_input_and_the_first_input_is_the_start_symbol():
