@@ -6,7 +6,8 @@ With a tokenizer.json in its directory the run reads and writes texts at once, a
   jaxformer decode --workdir=RUN --input=lines.txt              (GPT-2, Llama, T5, Marian, a classifier)
   jaxformer inspect --workdir=RUN attention --input='a text'
   jaxformer train --config=RUN/config.json --config.train.start_from=RUN --config.data.name=text
-      --config.data.source=FILE --config.optim.schedule=linear --config.optim.learning_rate=5e-5 --workdir=OTHER
+      --config.data.source=FILE --config.optim.schedule=linear --config.optim.learning_rate=5e-5
+      --config.optim.warmup_steps=100 --workdir=OTHER
 
 RUN/config.json is a configuration as others are (`config.load`): its data.tokenizer_file names the tokenizer.json, and
 model.ids the special ids of the checkpoint. Without a tokenizer.json there are only ids, and texts are refused.
@@ -14,6 +15,7 @@ model.ids the special ids of the checkpoint. Without a tokenizer.json there are 
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -114,15 +116,19 @@ def advice(cfg: Config, workdir: epath.PathLike) -> str:
     """What can be done with an import, in one or two lines."""
     if cfg.data.tokenizer != 'file':
         return f'{workdir}: no {TOKENIZER} in the directory: only ids, and no text can be read'
-    uses = 'inspect' if cfg.model.family == 'mlm' else 'decode'
-    look = '' if cfg.model.family == 'mlm' else ' --input=FILE'
+    here = shlex.quote(str(workdir))
+    look = (
+        f"inspect --workdir={here} attention --input='a text'"
+        if cfg.model.family == 'mlm'
+        else f'decode --workdir={here} --input=FILE'
+    )
     name = {'seq2seq': 'parallel', 'classifier': 'labelled'}.get(cfg.model.family, 'text')
     target = ' --config.data.target=FILE' if name == 'parallel' else ''
     return (
-        f'{workdir}: a run at step 0; look at it: jaxformer {uses} --workdir={workdir}{look}\n'
-        f'train from it: jaxformer train --config={workdir}/{files.CONFIG} --config.train.start_from={workdir} '
+        f'{workdir}: a run at step 0; look at it: jaxformer {look}\n'
+        f'train from it: jaxformer train --config={here}/{files.CONFIG} --config.train.start_from={here} '
         f'--config.data.name={name} --config.data.source=FILE{target} --config.optim.schedule=linear '
-        '--config.optim.learning_rate=5e-5 --workdir=OTHER'
+        '--config.optim.learning_rate=5e-5 --config.optim.warmup_steps=100 --workdir=OTHER'
     )
 
 
