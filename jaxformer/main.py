@@ -46,9 +46,8 @@ def params(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     """Lists and counts the parameters of --config without allocating any."""
     _none_left(positional)
     cfg = _config(values, changes)
-    from jaxformer.inspection import parameters
-
     from jaxformer.ablate.count import data_sizes
+    from jaxformer.inspection import parameters
 
     rows = parameters.from_config(cfg, *data_sizes(cfg))
     print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
