@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick import draw_params
 
 from jaxformer import config
 from jaxformer.model import ops, transformer
@@ -58,20 +59,6 @@ def make_config():
         return cfg
 
     return make
-
-
-def draw_params(shapes, spread):
-    """Parameters of these shapes in which every leaf is drawn, so that no bias or norm is idle.
-
-    Drawn by NumPy: compiling an initialisation would take longer than most tests.
-    """
-    rng = np.random.default_rng(0)
-
-    def draw(path, leaf):
-        values = spread * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')
-        return jnp.asarray(values, leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 @pytest.fixture(scope='session')

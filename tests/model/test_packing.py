@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick import jit
 
 from jaxformer import losses
 from jaxformer.data.vocab import EOS, PAD
@@ -28,7 +29,7 @@ def graded(model, params, *inputs):
         logits, _ = model.apply({'params': params}, *inputs)
         return losses.cross_entropy(logits, tokens, jnp.asarray(real, jnp.float32), 0.1) / real.sum(), logits
 
-    (value, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    (value, logits), gradients = jit(jax.value_and_grad(loss, has_aux=True))(params)
     return np.asarray(logits)[real], value, gradients
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick import jit
 
 from jaxformer import config, losses
 from jaxformer.data.vocab import BOS, EOS, PAD
@@ -20,7 +21,7 @@ TARGET = jnp.array([[9, 8, 7, EOS], [11, EOS, PAD, PAD]], jnp.int32)
 
 
 def logits_of(model):
-    return jax.jit(lambda params, source, target: model.apply({'params': params}, source, target)[0])
+    return jit(lambda params, source, target: model.apply({'params': params}, source, target)[0])
 
 
 # Who sees what (B06)
@@ -42,7 +43,7 @@ def test_the_decoder_never_sees_what_comes_later(make_model, T):
 
 def test_the_encoder_sees_the_whole_source(make_model):
     model, params = make_model()
-    encode = jax.jit(lambda source: model.apply({'params': params}, source, None, False, method='_encode')[0])
+    encode = jit(lambda source: model.apply({'params': params}, source, None, False, method='_encode')[0])
     first, last = encode(SOURCE[:1, :6]), encode(SOURCE[:1, :6].at[0, 5].set(4))
     assert np.all(np.any(np.asarray(first != last), axis=-1))
 
@@ -58,7 +59,7 @@ def test_without_positions_the_encoder_is_permutation_equivariant_and_with_them_
     order = jnp.array([3, 0, 4, 1, 2])
     for position, equal in (('none', True), ('sinusoidal', False), ('learned', False)):
         model, params = make_model(position=position)
-        encode = jax.jit(lambda p, source, m=model: m.apply({'params': p}, source, None, False, method='_encode')[0])
+        encode = jit(lambda p, source, m=model: m.apply({'params': p}, source, None, False, method='_encode')[0])
         straight, permuted = encode(params, SOURCE[:1, :5]), encode(params, SOURCE[:1, order])
         assert np.allclose(straight[:, order], permuted, atol=1e-5) is equal
 
@@ -99,7 +100,7 @@ def test_left_padding_and_rows_of_padding_are_finite_in_every_precision(make_mod
         logits, _ = model.apply({'params': params}, source, source)
         return losses.cross_entropy(logits, source, (source != PAD).astype(jnp.float32), 0.1), logits
 
-    (_, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    (_, logits), gradients = jit(jax.value_and_grad(loss, has_aux=True))(params)
     assert logits.dtype == jnp.float32 and np.all(np.isfinite(logits))
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
     assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(gradients))
@@ -134,7 +135,7 @@ def test_cached_logits_are_the_uncached_ones_in_any_chunks(make_model, position,
     target = jnp.asarray(np.random.default_rng(0).integers(4, V, (2, 5)), jnp.int32)
     inputs, _ = transformer.decoder_inputs(target, model.cfg)
 
-    @jax.jit
+    @jit
     def cached(params):
         cache, parts, at = model.apply({'params': params}, SOURCE, 6, method='start_cache'), [], 0
         for size in (3, 1, 1):
@@ -157,7 +158,7 @@ def test_the_whole_target_at_once_is_a_chunk_too(make_model):
     model, params = make_model()
     inputs, _ = transformer.decoder_inputs(TARGET, model.cfg)
 
-    @jax.jit
+    @jit
     def cached(params):
         cache = model.apply({'params': params}, SOURCE, TARGET.shape[1], method='start_cache')
         return model.apply({'params': params}, inputs, cache, method='extend')[0]
@@ -172,7 +173,7 @@ def test_the_whole_target_at_once_is_a_chunk_too(make_model):
 def test_maps_are_named_by_layer_and_head_and_show_what_may_be_seen(make_model):
     model, params = make_model(dropout__attention=0.5)
 
-    @jax.jit
+    @jit
     def run(key_2):
         return model.apply({'params': params}, SOURCE, TARGET, key_2, collect=('attention',))
 
@@ -227,11 +228,11 @@ def test_a_stack_is_its_blocks_in_turn(make_model, order):
     position = jnp.arange(4)[None]
     context = layers.Context(jnp.ones((2, 4), bool), jnp.ones((1, 1, 1, 4), bool), position, position)
 
-    @jax.jit
+    @jit
     def stacked(params):
         return Stack(cfg, 3, 'attention', causal=False, cross=False).apply({'params': params}, x, context)[0]
 
-    @jax.jit
+    @jit
     def in_turn(params):
         y = x
         for layer in range(3):
@@ -252,7 +253,7 @@ def test_a_deep_pre_norm_stack_ends_normalised(make_config):
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)), jnp.float32)
     position = jnp.arange(4)[None]
     context = layers.Context(jnp.ones((2, 4), bool), jnp.ones((1, 1, 1, 4), bool), position, position)
-    y = np.asarray(jax.jit(lambda: stack.init_with_output(jax.random.key(0), x, context)[0][0])())
+    y = np.asarray(jit(lambda: stack.init_with_output(jax.random.key(0), x, context)[0][0])())
     np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
     np.testing.assert_allclose(y.var(-1), 1, atol=1e-4)
 
@@ -266,7 +267,7 @@ def graded(make_model):
         model, params = make_model(dropout__residual=0.3, **change)
         key_2 = jnp.array([3, 4], jnp.uint32)
         loss = jax.value_and_grad(lambda p: jnp.sum(jnp.sin(model.apply({'params': p}, SOURCE, TARGET, key_2)[0])))
-        return params, str(jax.make_jaxpr(loss)(params)), *jax.jit(loss)(params)
+        return params, str(jax.make_jaxpr(loss)(params)), *jit(loss)(params)
 
     return run
 
@@ -279,7 +280,7 @@ def test_remat_and_unrolling_change_the_program_but_no_number_and_no_parameter(g
     assert program != other_program
     if 'remat' in change:  # the backward pass computes again what the forward pass had
         assert other_program.count('dot_general') > program.count('dot_general')
-    np.testing.assert_allclose(other_loss, loss, rtol=1e-5)
+    np.testing.assert_allclose(other_loss, loss, rtol=1e-5, atol=1e-5)  # a sum of sines, which nearly cancel
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradients, other_gradients)
 
 
@@ -313,7 +314,7 @@ def test_no_two_places_of_the_model_share_a_mask(make_model, monkeypatch):
 
 def test_the_same_key_gives_the_same_pass_and_no_key_a_pass_without_dropout(make_model):
     model, params = make_model(dropout__residual=0.4)
-    logits = jax.jit(lambda key_2: model.apply({'params': params}, SOURCE, TARGET, key_2)[0])
+    logits = jit(lambda key_2: model.apply({'params': params}, SOURCE, TARGET, key_2)[0])
     one, two = jnp.array([3, 4], jnp.uint32), jnp.array([3, 5], jnp.uint32)
     np.testing.assert_array_equal(logits(one), logits(one))
     assert np.any(logits(one) != logits(two))
@@ -327,7 +328,7 @@ def test_tables_are_read_by_whom_they_are_for(make_model):
     model, params = make_model(embedding__tables='separate', embedding__softmax='untied')
     real = np.asarray(TARGET != PAD)
     loss = lambda p: jnp.sum(jnp.sin(model.apply({'params': p}, SOURCE, TARGET)[0][real]))  # noqa: E731
-    gradients = jax.jit(jax.grad(loss))(params)
+    gradients = jit(jax.grad(loss))(params)
     rows = lambda name: set(np.flatnonzero(np.any(np.asarray(gradients[name]) != 0, axis=-1)).tolist())  # noqa: E731
     assert rows('source_embedding') == set(np.unique(SOURCE).tolist()) - {PAD}
     assert rows('embedding') == {BOS, 9, 8, 7, 11}  # inputs: the labels but the last, behind BOS
@@ -354,7 +355,7 @@ def test_embeddings_are_scaled_by_the_root_of_the_width(make_model):
 
 def test_initial_values_are_a_function_of_the_seed_and_have_their_spread(make_config):
     model = transformer.build(make_config(d_model=64, d_ff=96, num_layers=3), 50)
-    init = jax.jit(lambda seed: transformer.init(model, seed))
+    init = jit(lambda seed: transformer.init(model, seed))
     params, again, other = init(0), init(0), init(1)
     equal = lambda a, b: jax.tree.map(lambda x, y: bool(jnp.all(x == y)), a, b)  # noqa: E731
     assert jax.tree.all(equal(params, again))
