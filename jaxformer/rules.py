@@ -138,11 +138,24 @@ def _model(cfg: Config) -> Iterable[Problem]:
         yield 'model.embedding.norm', 'off with model.norm=none: there is no norm to apply'
     if model.embedding.tables == 'separate' and model.family != 'seq2seq':
         yield 'model.embedding.tables', f'shared with model.family={model.family}: it reads one text'
+    yield from _absent_stack(model)
     yield from _heads(model)
     if model.head.pooler == 'on' and model.head.pooling == 'tokens':
         yield 'model.head.pooler', 'off with model.head.pooling=tokens: nothing is pooled'
     if any(dilation < 1 for dilation in model.conv.dilations) or not model.conv.dilations:
         yield 'model.conv.dilations', 'one or more integers of at least 1, used by the layers in turn'
+
+
+def _absent_stack(model: Any) -> Iterable[Problem]:
+    """Fields of a stack that the family does not have, where they say something of their own."""
+    for stack, families in (('encoder', WITH_ENCODER), ('decoder', WITH_DECODER)):
+        if model.family not in families:
+            for field, follows in ((f'{stack}_mixer', 'mixer'), (f'{stack}_layers', 'num_layers')):
+                if get(model, field) != (value := get(model, follows)):
+                    yield (
+                        f'model.{field}',
+                        f'left at model.{follows}={value}: model.family={model.family} has no {stack}',
+                    )
 
 
 def _heads(model: Any) -> Iterable[Problem]:
@@ -193,6 +206,8 @@ def _mixers(cfg: Config) -> Iterable[Problem]:
 
 def _attention(cfg: Config) -> Iterable[Problem]:
     attention = cfg.model.attention
+    if attention.shift and attention.pattern != 'window2d':
+        yield 'model.attention.shift', f'0 with model.attention.pattern={attention.pattern}: only window2d shifts'
     if attention.pattern == 'window2d' and attention.shift >= attention.window:
         yield 'model.attention.shift', f'below model.attention.window={attention.window}'
     globals_ = attention.global_positions
@@ -203,11 +218,12 @@ def _attention(cfg: Config) -> Iterable[Problem]:
 def _positions(cfg: Config) -> Iterable[Problem]:
     model = cfg.model
     if model.position in ('rotary', 'alibi', 't5_relative'):
-        allowed = ('attention', 'linformer') if model.position == 'rotary' else ('attention',)
+        lacks = 'queries and keys to turn' if model.position == 'rotary' else 'scores of key positions to add to'
         for path, mixer in stacks(cfg).items():
-            if mixer not in allowed:
-                names = ' or '.join(allowed)
-                yield path, f'{names} with model.position={model.position}: {mixer} has no key per position to turn to'
+            turned = mixer == 'linformer' and model.position == 'rotary'
+            if mixer != 'attention' and not turned:
+                others = 'sinusoidal, learned and none go with every mixer'
+                yield path, f'attention with model.position={model.position}: {mixer} has no {lacks}; {others}'
     if model.position == 'rotary':
         if model.d_k % 2:
             yield 'model.d_k', 'even with model.position=rotary, which turns pairs of columns'

@@ -92,7 +92,8 @@ def of_run(run: OpenRun, text: str, target: str | None = None) -> Maps:
     else:
         if family == 'classifier' or (family == 'mlm' and run.vocab.tokenizer == 'file'):  # as BERT read its texts
             source = [id_ for id_ in (special.bos, *source, special.eos) if id_ >= 0]
-        source, labels = ([], source) if family == 'lm' else (source, [])
+        # A language model reads the text and says what comes next; that it is the end is only to fill the place.
+        source, labels = ([], [*source, special.eos]) if family == 'lm' else (source, [])
         arrays = (_padded(source or labels, [size for (size,) in buckets], pad),)
     logits_BTV, collected = jax.device_get(forward(run.params, arrays, run.model, ('attention',)))
     if not collected:

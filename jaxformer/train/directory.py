@@ -90,8 +90,8 @@ def refuse_another_config(cfg: Config, workdir: epath.Path) -> Config | None:
         grows = field == 'train.num_steps' and cfg.optim.schedule in GROWING_SCHEDULES
         if not grows and not field.startswith(FREE_ON_RESUME):
             raise UserError(
-                f'{path}: config.{field} is {before!r} there and {now!r} here; '
-                'use the same value, or another --workdir for another run'
+                f'{path}: config.{field} is {before!r} there and {now!r} here; use the same value, or another '
+                '--workdir for another run (config.train.start_from can begin it with the parameters of this one)'
             )
     return started
 
