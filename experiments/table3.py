@@ -5,6 +5,7 @@ Command:  jaxformer plan --grid=experiments/table3.py --workdir=runs/table3
           jaxformer ablate --grid=experiments/table3.py --workdir=runs/table3 --seeds=3
           on two files of your own, line by line (train, dev and test in place of {split}):
           … --config.data.name=parallel '--config.data.source=my.{split}.en' '--config.data.target=my.{split}.de'
+          --config.model.vocab_size=0 (tables of as many rows as the data has symbols)
 Result:   the paper's perplexity, BLEU and parameter count stand beside ours. Its training of 100,000 updates a cell
           wants accelerators and the WMT14 data (by their TFDS name); the plan counts the parameters of all rows
           without either. experiments/table3_toy.py runs the same rows on CMUdict.
@@ -16,10 +17,11 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base as base_config
 from jaxformer import config as config_lib
 from jaxformer.ablate.count import parameter_count
 from jaxformer.ablate.grid import Overrides
+from jaxformer.rules import refused
 
 REFERENCE = 'AIAYN, Table 3 (English to German, newstest2013; parameters in millions)'
 METRIC = 'perplexity'
@@ -31,7 +33,7 @@ SAID = 37_000  # symbols, AIAYN 5.1
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config()
+    config = base_config.get_config()
     config.model.vocab_size = COUNTED['base']
     config.train.batch_size = 1024  # sequences; the paper's batches hold about 25,000 tokens a side
     config.data.name = 'wmt14_translate/de-en'
@@ -54,16 +56,21 @@ class Row(NamedTuple):
     parameters: int | None
 
 
-def rows(config: ConfigDict, big: Mapping[str, Any]) -> list[Row]:
-    """The table's rows relative to a base, whose own heads are a multiple of 8 and whose layers are one of 3.
+def rows(config: ConfigDict) -> list[Row]:
+    """The table's rows relative to a base.
 
-    Args:
-      big: what the last row changes besides.
+    Raises:
+      UserError: the base's heads, layers or keys are not such that the rows divide them.
     """
     model = config.model
+    for field, divisor in (('num_heads', 8), ('num_layers', 3), ('d_k', 4)):
+        if not model[field] or model[field] % divisor:
+            raise refused(f'model.{field}', model[field], f'a multiple of {divisor}, which rows of the table divide')
     heads, layers, d_k, d_model, d_ff = model.num_heads, model.num_layers, model.d_k, model.d_model, model.d_ff
-    twice_as_wide = {'model.d_model': 2 * d_model, 'model.d_ff': 2 * d_ff, 'model.num_heads': 2 * heads}
-    three_times_as_long = {'train.num_steps': 3 * config.train.num_steps}
+    big = {'model.d_model': 2 * d_model, 'model.d_ff': 2 * d_ff, 'model.num_heads': 2 * heads, **dropout(0.3)}
+    big |= {'train.num_steps': 3 * config.train.num_steps}
+    if model.vocab_size == COUNTED['base']:
+        big |= {'model.vocab_size': COUNTED['big']}
     return [
         Row('base', {}, 4.92, 25.8, 65),
         Row('A', {'model.num_heads': heads // 8}, 5.29, 24.9, None),
@@ -84,7 +91,7 @@ def rows(config: ConfigDict, big: Mapping[str, Any]) -> list[Row]:
         Row('D', {'optim.label_smoothing': 0.0}, 4.67, 25.3, None),
         Row('D', {'optim.label_smoothing': 0.2}, 5.47, 25.7, None),
         Row('E', {'model.position': 'learned'}, 4.92, 25.7, None),
-        Row('big', {**twice_as_wide, **dropout(0.3), **three_times_as_long, **big}, 4.33, 26.4, 213),
+        Row('big', big, 4.33, 26.4, 213),
     ]
 
 
@@ -93,17 +100,12 @@ def dropout(rate: float) -> Overrides:
     return {'model.dropout.residual': rate, 'model.dropout.embedding': rate}
 
 
-def full_size() -> list[Row]:
-    """The rows as the paper has them."""
-    return rows(get_config(), {'model.vocab_size': COUNTED['big']})
+def grid(base: ConfigDict) -> Iterator[Overrides]:
+    return (row.changes for row in rows(base))
 
 
-def grid() -> Iterator[Overrides]:
-    return (row.changes for row in full_size())
-
-
-def reference() -> Iterator[dict[str, float | str]]:
-    return figures(full_size())
+def reference(base: ConfigDict) -> Iterator[dict[str, float | str]]:
+    return figures(rows(base))
 
 
 def figures(table: list[Row]) -> Iterator[dict[str, float | str]]:
@@ -119,8 +121,9 @@ def figures(table: list[Row]) -> Iterator[dict[str, float | str]]:
 
 def notes() -> Iterator[str]:
     """What the printed parameter counts imply about the vocabulary, by counting."""
-    printed = {name(row): row.parameters for row in full_size() if row.parameters is not None}
-    sizes = {name(row): by_vocabulary(row.changes) for row in full_size() if row.parameters is not None}
+    counted = [row for row in rows(get_config()) if row.parameters is not None]
+    printed = {name(row): row.parameters for row in counted if row.parameters is not None}
+    sizes = {name(row): by_vocabulary(row.changes) for row in counted}
     ranges = {key: vocabularies(sizes[key], millions) for key, millions in printed.items()}
     *small, big = printed
     low, high = max(ranges[key][0] for key in small), min(ranges[key][1] for key in small)
@@ -135,8 +138,8 @@ def notes() -> Iterator[str]:
     columns = (COUNTED['base'], COUNTED['big'], SAID)
     lines = [f'Millions of parameters as printed, and counted at {", ".join(f"{V:,}" for V in columns)} symbols:']
     for key, millions in printed.items():
-        counted = ', '.join(f'{sizes[key](V) / 1e6:.1f}' for V in columns)
-        lines.append(f'- {key}: {millions}; {counted} ({ranges[key][0]:,} to {ranges[key][1]:,} give {millions})')
+        ours = ', '.join(f'{sizes[key](V) / 1e6:.1f}' for V in columns)
+        lines.append(f'- {key}: {millions}; {ours} ({ranges[key][0]:,} to {ranges[key][1]:,} give {millions})')
     yield '\n'.join(lines)
 
 

@@ -10,15 +10,13 @@ Result:   the rows of experiments/table3.py relative to this base (8 heads of wi
           384), with the paper's figures beside: a column to compare directions with, as task and size are others.
 """
 
-from collections.abc import Iterator
-
 from ml_collections import ConfigDict
 
 from configs import quickstart
 from experiments import table3
-from jaxformer.ablate.grid import Overrides
 
-REFERENCE, METRIC, notes = table3.REFERENCE, table3.METRIC, table3.notes
+REFERENCE, METRIC = table3.REFERENCE, table3.METRIC
+grid, reference, notes = table3.grid, table3.reference, table3.notes
 
 
 def get_config() -> ConfigDict:
@@ -28,11 +26,3 @@ def get_config() -> ConfigDict:
     config.model.dropout.residual = 0.1
     config.model.dropout.embedding = 0.1
     return config
-
-
-def grid() -> Iterator[Overrides]:
-    return (row.changes for row in table3.rows(get_config(), {}))
-
-
-def reference() -> Iterator[dict[str, float | str]]:
-    return table3.figures(table3.rows(get_config(), {}))

@@ -17,7 +17,7 @@ import difflib
 import hashlib
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +256,15 @@ def load(path: str | Path) -> ml_collections.ConfigDict:
     """
     if Path(path).suffix == '.json':
         return _recorded(Path(path))
-    get_config = pyfile.run(path, needs=('get_config',))['get_config']
+    return given(path, pyfile.run(path, needs=('get_config',))['get_config'])
+
+
+def given(path: str | Path, get_config: Callable[[], Any]) -> ml_collections.ConfigDict:
+    """What `get_config()` of the file `path` gives.
+
+    Raises:
+      UserError: it fails, or gives something else than a ConfigDict.
+    """
     try:
         config = get_config()
     except Exception as error:  # whatever a person's file may raise

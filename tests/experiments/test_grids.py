@@ -1,5 +1,6 @@
 """Every grid file resolves, says what it asks, covers what it claims to, and is as equal in size as it says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from jaxformer.ablate import plan
 from jaxformer.config import CHOICES
 
 EXPERIMENTS = Path(__file__).parents[2] / 'experiments'
-GRIDS = sorted(path.stem for path in EXPERIMENTS.glob('*.py') if '\ndef grid(' in path.read_text())
+GRIDS = sorted(path.stem for path in EXPERIMENTS.glob('*.py') if re.search(r'^(def )?grid\b', path.read_text(), re.M))
 EQUAL = ('feedforward', 'heads', 'mixers', 'norms', 'patterns')
 SYMBOLS = 71  # instead of those of the data, which need not be prepared
 

@@ -8,6 +8,7 @@ import pytest
 from experiments import table3, table3_toy
 from jaxformer import config, main
 from jaxformer.ablate import plan
+from jaxformer.errors import UserError
 
 EXPERIMENTS = Path(__file__).parents[2] / 'experiments'
 BASE, BIG = 41_100, 36_000
@@ -130,6 +131,37 @@ def test_the_toy_has_the_same_rows_scaled(planned):
     assert same[-1] == full[-1] - {'model.vocab_size'}
     assert toy.metric == planned.metric == 'dev/perplexity'
     assert {cell.config.data.name for cell in toy.cells} == {'cmudict'}
+
+
+def changed(name, **changes):
+    changes = {field.replace('__', '.'): value for field, value in changes.items()}
+    return plan.resolve(plan.read(EXPERIMENTS / f'{name}.py', changes), count=lambda cfg: None).cells
+
+
+@pytest.mark.parametrize('name', ['table3', 'table3_toy'])
+def test_rows_follow_what_the_command_line_makes_of_the_base(name):
+    cells = changed(name, train__num_steps='50', model__num_layers='6', model__num_heads='16', model__d_model='64')
+    models = [cell.config.model for cell in cells]
+    assert [cell.config.train.num_steps for cell in cells] == [50] * 19 + [150]
+    assert [model.num_heads for model in models[:5]] == [16, 2, 8, 32, 64]
+    assert [model.d_k for model in models[5:7]] == [1, 2]  # 64 / 16 = 4 in the base
+    assert [model.encoder_layers for model in models[7:10]] == [2, 4, 8]
+    assert [model.d_model for model in models[10:12]] == [32, 128]
+
+
+def test_the_vocabulary_of_the_big_row_is_the_paper_s_only_with_the_paper_s_base():
+    def sizes(**changes):
+        return {cell.config.model.vocab_size for cell in changed('table3', **changes)}
+
+    assert sizes() == {BASE, BIG}
+    assert sizes(model__vocab_size='0') == {0}
+    assert sizes(model__vocab_size='5000') == {5000}
+
+
+@pytest.mark.parametrize(('field', 'value'), [('num_heads', 4), ('num_layers', 2), ('d_k', 6)])
+def test_a_base_that_the_rows_do_not_divide_is_refused(field, value):
+    with pytest.raises(UserError, match=rf'table3_toy\.py: config\.model\.{field}={value}: .* multiple of'):
+        changed('table3_toy', **{f'model__{field}': str(value)})
 
 
 @pytest.mark.parametrize('name', ['table3', 'table3_toy'])
