@@ -10,7 +10,7 @@ It has a docstring, `get_config()` (the base) and `grid()` (the cells, baseline 
     notes()      paragraphs for the report
 
 `grid`, `reference` and `notes` may take the base: `grid(base)` gets a ConfigDict as the command line leaves it, so that
-cells may depend on it. No change by the command line gets lost: cells of a `grid()`, which does not know of it, must not
+cells may depend on it. No change by the command line gets lost: cells of a `grid()`, which does not know it, must not
 set the same field (`EQUAL_PARAMETERS` is no such setting), nor must the baseline of a `grid(base)`, but to that value.
 """
 
