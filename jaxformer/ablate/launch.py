@@ -63,8 +63,10 @@ def run(
       say: gets one line per run.
 
     Raises:
-      UserError: the directory cannot be written or belongs to another grid.
+      UserError: a cell is not as large as it was to be, or the directory cannot be written or is another grid's.
     """
+    if grid_plan.unequal:
+        raise UserError(f'{grid_plan.grid.path}: {grid_plan.unequal[0]}')
     if train is None:
         from jaxformer.train.loop import train as default_train
 

@@ -70,6 +70,15 @@ def solve(
         raise UnsolvableError(f'{field}: {error}; take a field that this cell uses') from None
 
 
+def too_far(label: str, cell: Mapping[str, Any], solved: Mapping[str, Any], deviation: float) -> str:
+    """What is said of a cell that is to be as large as the baseline, and at its best is off by such a share."""
+    (field,) = cell.keys() - set_by_hand(cell).keys()
+    return (
+        f'cell {label!r} has not as many parameters as the base: {field}={solved[field]} comes nearest and is '
+        f'{deviation:.1%} off; work out another field, or set {field} to a number'
+    )
+
+
 class FlatError(ValueError):
     """A count that does not depend on its argument."""
 

@@ -44,13 +44,14 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A grid with its cells resolved; `cells[0]` is the baseline."""
+    """A grid with its cells resolved; `cells[0]` is the baseline. `unequal`: the warnings with which no grid is run."""
 
     grid: Grid
     axis: tuple[str, ...]
     metric: str
     cells: tuple[Cell, ...]
     warnings: tuple[str, ...]
+    unequal: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ def resolve(grid: Grid, count: Callable[[Config], int | None] | None = None) -> 
     axis = grid.axis or tuple(dict.fromkeys(field for fields in set_by_hand for field in fields))
     names = short_names(field for fields in set_by_hand for field in fields)
     cells: dict[str, Cell] = {}
-    warnings = []
+    warnings, unequal = [], []
     for given, overrides, config, figures in zip(grid.cells, set_by_hand, configs, grid.reference, strict=True):
         cell_id = config_lib.config_hash(config, without=('seed',))
         label = ' '.join(f'{names[field]}={show(value)}' for field, value in overrides.items()) or 'base'
@@ -105,11 +106,9 @@ def resolve(grid: Grid, count: Callable[[Config], int | None] | None = None) -> 
             reference=figures,
         )
         if given != overrides and (deviation := _deviation(cell, cells)) > match.TOLERANCE:
-            warnings.append(
-                f'{label!r} was to have as many parameters as the base; the nearest differs by {deviation:.1%}'
-            )
+            unequal.append(match.too_far(label, given, config_lib.flatten(config), deviation))
     metric = metrics.of_grid(grid.metric, configs[0].model.family, configs[0].eval.split)
-    return Plan(grid, axis, metric, tuple(cells.values()), tuple(warnings))
+    return Plan(grid, axis, metric, tuple(cells.values()), (*warnings, *unequal), tuple(unequal))
 
 
 def _deviation(cell: Cell, cells: Mapping[str, Cell]) -> float:

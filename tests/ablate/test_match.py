@@ -1,7 +1,7 @@
 import pytest
 import standin
 
-from jaxformer.ablate import plan
+from jaxformer.ablate import launch, plan
 from jaxformer.ablate.match import FlatError, nearest
 from jaxformer.errors import UserError
 
@@ -74,12 +74,18 @@ def test_changes_of_the_base_are_matched_too(tmp_path):
     assert resolved(tmp_path, half).cells[1].config.model.d_ff == 683
 
 
-def test_what_cannot_be_matched_within_a_hundredth_is_said(tmp_path):
+def test_what_cannot_be_matched_within_a_hundredth_is_planned_with_a_warning_and_not_run(tmp_path):
     grid = resolved(tmp_path, "[{}, {'model.num_heads': 64, 'model.d_ff': EQUAL_PARAMETERS}]")
     assert grid.cells[1].config.model.d_ff == 1
     assert len(grid.warnings) == 1
     assert 'num_heads=64' in grid.warnings[0]
     assert '30.8%' in grid.warnings[0]  # 640,200 against 489,600
+    assert f'warning: {grid.warnings[0]}' in plan.as_text(grid, tmp_path / 'grid', 1)
+    train = standin.Standin()
+    with pytest.raises(UserError, match=r"cell 'num_heads=64'.* model\.d_ff=1 .*30\.8%.*set .*d_ff to a number"):
+        launch.run(grid, tmp_path / 'grid', 1, train, say=lambda line: None)
+    assert not train.started
+    assert not (tmp_path / 'grid').exists()
 
 
 @pytest.mark.parametrize(
