@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,10 @@ def as_csv(results: collect.Results) -> str:
 
 
 def as_markdown(results: collect.Results) -> str:
-    """Table, what its numbers separate, the grid's notes, what did not finish, and the conditions."""
+    """Table, what its numbers separate, the grid's notes, what did not finish, and the conditions.
+
+    Markup in what others wrote (notes, reasons, labels) stands there as it is in Markdown, and as text in HTML.
+    """
     table = tables.build(results)
     rows = [['', *(column.title for column in table.columns)]]
     rows += [['---', *('---:' if column.is_numeric else '---' for column in table.columns)]]
@@ -145,7 +149,17 @@ def as_markdown(results: collect.Results) -> str:
         lines += [f'- {describe(item)}' for item in left_out]
         lines += ['']
     lines += ['## Conditions', '', *(f'- {name}: {value}' for name, value in lint(results)), '']
-    return '\n'.join(lines)
+    return '\n'.join(map(literal, lines))
+
+
+def literal(text: str) -> str:
+    """Markdown whose tags are text: each `<` that could begin one is escaped, but in code, where all is text."""
+    parts = re.split(r'(?s)((`+)(?!`).*?(?<!`)\2(?!`))', text)  # text, code, its fence, text …
+    return ''.join(
+        part if index % 3 == 1 else re.sub(r'<(?=[A-Za-z/!?])', r'\<', part)
+        for index, part in enumerate(parts)
+        if index % 3 < 2
+    )
 
 
 def as_html(results: collect.Results) -> str:

@@ -52,7 +52,7 @@ def sentences(results: collect.Results) -> list[str]:
     if all(verdict.difference.n < 2 for verdict in verdicts):
         return [
             f'Nothing can be said about any difference in {title}: no cell shares two finished seeds with the base. '
-            'Three or more (--seeds=3) give an interval.'
+            'Two seeds (--seeds=2) give an interval, three one of about a quarter of its width.'
         ]
     compared = sum(verdict.p is not None for verdict in verdicts)
     unit = ' in %' if metrics.lookup(results.ledger.metric).percent else ''

@@ -7,6 +7,8 @@ from typing import Any
 from jaxformer.ablate import collect, curves, metrics, plan, stats
 
 LEVEL = 95  # per cent, of the intervals
+NONE = '–'
+"""Stands where there is no number; only a field is left blank, where it is as in the base."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +42,18 @@ class Table:
 
 
 def build(results: collect.Results) -> Table:
-    """Fields that any cell sets, metrics, what a cell took, figures of others, fields that follow from those set."""
+    """Fields that any cell sets, those that follow from them, metrics, what a cell took, figures of others."""
     fields = tuple(dict.fromkeys(field for cell in results.cells for field in cell.entry.overrides))
     derived = tuple(
         dict.fromkeys(field for cell in results.cells for field in cell.entry.derived if field not in fields)
     )
     names = plan.short_names((*fields, *derived))
     columns = [Column(field, names[field], 'field') for field in fields]
+    columns += [Column(field, names[field], 'derived') for field in derived]
     columns += [Column(key, _metric_title(key), 'metric') for key in results.metrics]
     columns += [Column('n', 'n', 'count'), Column('parameters', 'parameters', 'count'), Column('time', 'time', 'count')]
     titles = dict.fromkeys(title for cell in results.cells for title in cell.entry.reference)
     columns += [Column(title, title, 'reference') for title in titles]
-    columns += [Column(field, names[field], 'derived') for field in derived]
     entries = [
         _figures(results, column.key)
         if column.kind == 'reference'
@@ -65,8 +67,8 @@ def build(results: collect.Results) -> Table:
 def legend(results: collect.Results, table: Table) -> str:
     """The sentence under the table."""
     text = (
-        f'Blank: as in the base. Mean ± half width of the {LEVEL} % interval over n seeds, after the last step; '
-        'time is the mean of a run.'
+        f'Blank: as in the base; {NONE}: no such number. Mean ± half width of the {LEVEL} % interval over n seeds, '
+        'after the last step; time is the mean of a run.'
     )
     follow = [column.title for column in table.columns if column.kind == 'derived']
     figures = [column.title for column in table.columns if column.kind == 'reference']
@@ -92,8 +94,8 @@ def _entry(results: collect.Results, cell: collect.CellResult, column: Column, i
         return Entry(_share(len(cell.done), len(cell.runs)), float(len(cell.done)))
     if column.key == 'parameters':
         count = cell.entry.parameters
-        return Entry('' if count is None else f'{count:,}', count)
-    return Entry('' if cell.seconds is None else _duration(cell.seconds), cell.seconds)
+        return Entry(NONE if count is None else f'{count:,}', count)
+    return Entry(NONE if cell.seconds is None else _duration(cell.seconds), cell.seconds)
 
 
 def _field(baseline: Mapping[str, Any], cell: collect.CellResult, column: Column, is_base: bool) -> Entry:
@@ -110,12 +112,12 @@ def _field(baseline: Mapping[str, Any], cell: collect.CellResult, column: Column
 def _figures(results: collect.Results, title: str) -> list[Entry]:
     """A column of figures of others."""
     values = [cell.entry.reference.get(title) for cell in results.cells]
-    return [Entry(text, value) for text, value in zip(plan.printed(values), values, strict=True)]
+    return [Entry(text or NONE, value) for text, value in zip(plan.printed(values), values, strict=True)]
 
 
 def _measured(key: str, summary: stats.Summary | None) -> Entry:
     if summary is None or summary.mean is None:
-        return Entry('–', None)
+        return Entry(NONE, None)
     known = metrics.lookup(key)
     interval = '' if summary.half_width is None else f' ± {known.number(summary.half_width)}'
     return Entry(known.number(summary.mean) + interval, summary.mean)

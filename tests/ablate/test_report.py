@@ -34,7 +34,7 @@ def test_every_cell_is_in_every_format_and_failures_are_named(workdir):
         text = path.read_text()
         assert all(name in text for name in ('base', '(1)', '(2)', 'num_heads=16'))
     markdown = written['md'].read_text()
-    assert '(2) num_heads=16, seeds 0, 1, 2: failed at step 5: loss <b>nan</b> & more' in markdown
+    assert '(2) num_heads=16, seeds 0, 1, 2: failed at step 5: loss \\<b>nan\\</b> & more' in markdown
     html = written['html'].read_text()
     assert 'loss &lt;b&gt;nan&lt;/b&gt; &amp; more' in html
     assert '<b>nan' not in html
@@ -48,6 +48,36 @@ def test_blank_is_as_in_the_base_and_derived_fields_are_shown(workdir):
     head = next(line for line in lines if line.startswith('|  |')).strip('| ').split(' | ')
     assert dict(zip(head, base[1:], strict=True))['num_heads'] == '8'
     assert dict(zip(head, one[1:], strict=True))['d_k'] == '512'
+
+
+def test_what_follows_from_the_fields_stands_beside_them(workdir):
+    report.write(workdir)
+    head = next(line for line in (workdir / 'report.md').read_text().splitlines() if line.startswith('|  |'))
+    assert head.strip('| ').split(' | ')[:5] == ['num_heads', 'num_kv_heads', 'd_k', 'd_v', 'dev PER % ↓']
+
+
+def test_what_was_neither_counted_nor_timed_is_no_blank(tmp_path):
+    grid = plan.resolve(plan.read(standin.grid_file(tmp_path, CELLS)), count=lambda cfg: None)
+    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(preempt={64}), say=lambda line: None)
+    report.write(tmp_path / 'grid')
+    head, _, base, *_ = (
+        line[2:-2].split(' | ') for line in (tmp_path / 'grid' / 'report.md').read_text().splitlines() if '|' in line
+    )
+    shown = dict(zip(head, base, strict=True))
+    assert (shown['parameters'], shown['time']) == ('–', '–')
+    assert rows(tmp_path / 'grid')[0]['parameters'] == ''
+
+
+@pytest.mark.parametrize(
+    ('text', 'shown'),
+    [
+        ("<class 'int'> < 3 > 2 -> <=", "\\<class 'int'> < 3 > 2 -> <="),
+        ('`a<b` <b>, ``<i>`` and a ` <b>', '`a<b` \\<b>, ``<i>`` and a ` \\<b>'),
+        ('```\n<b>\n```\n<!-- gone --> <https://x.org>', '```\n<b>\n```\n\\<!-- gone --> \\<https://x.org>'),
+    ],
+)
+def test_markup_in_a_text_is_text(text, shown):
+    assert report.literal(text) == shown
 
 
 def test_a_field_that_one_cell_sets_and_another_derives_is_shown_in_both(tmp_path):
@@ -133,10 +163,11 @@ def test_figures_of_others_stand_beside_ours_and_notes_below(tmp_path):
     head, _, base, one, two = (line[2:-2].split(' | ') for line in markdown.splitlines() if line.startswith('|'))
     column = head.index('paper PPL')
     assert head[column - 2 : column] == ['time', 'paper row']
-    assert [row[column - 1 : column + 1] for row in (base, one, two)] == [['base', '4.92'], ['', ''], ['A', '5.00']]
+    assert [row[column - 1 : column + 1] for row in (base, one, two)] == [['base', '4.92'], ['–', '–'], ['A', '5.00']]
+    assert 'Blank: as in the base; –: no such number.' in markdown
     assert 'paper row, paper PPL: as printed in a paper.' in markdown
     assert [row['paper PPL'] for row in rows(tmp_path / 'grid')] == ['4.92', '', '5.0']
-    assert '## Notes\n\nFirst <b>note</b>.\n\ncounts:\n- one\n' in markdown
+    assert '## Notes\n\nFirst \\<b>note\\</b>.\n\ncounts:\n- one\n' in markdown
     html = written['html'].read_text()
     assert 'First &lt;b&gt;note&lt;/b&gt;.' in html
     assert '<td class="reference" data-order="4.92">4.92</td>' in html

@@ -69,6 +69,17 @@ def test_one_seed_says_nothing(tmp_path):
     assert 'separated' not in report.as_markdown(results).lower()
 
 
+def test_two_seeds_are_said_to_give_an_interval_and_do(tmp_path):
+    one = finished(tmp_path / 'a', BASE[:1], CLEARLY_WORSE[:1], NO_DIFFERENT[:1], CLEARLY_BETTER[:1], seeds=1)
+    (text,) = separation.sentences(collect.collect(one))
+    assert 'no cell shares two finished seeds with the base' in text
+    assert 'Two seeds (--seeds=2) give an interval, three one of about a quarter of its width.' in text
+    two = finished(tmp_path / 'b', BASE[:2], CLEARLY_WORSE[:2], NO_DIFFERENT[:2], CLEARLY_BETTER[:2], seeds=2)
+    assert all(found.difference.half_width is not None for found in separation.judge(collect.collect(two)))
+    # With the same spread: t at 1 and 2 degrees of freedom, over the roots of 2 and 3.
+    assert pytest.approx(0.25, abs=0.03) == (4.303 / 3**0.5) / (12.706 / 2**0.5)
+
+
 def test_a_cell_with_one_finished_seed_is_named_apart(tmp_path):
     workdir = finished(tmp_path, BASE, CLEARLY_WORSE, NO_DIFFERENT, CLEARLY_BETTER)
     book = collect.collect(workdir)
