@@ -19,7 +19,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
 
   train    --config=FILE --workdir=RUN [--config.a.b=value …]   train, or go on with what is there
   params   --config=FILE [--config.a.b=value …]                 count parameters without allocating any
-  eval     --workdir=RUN [--step=N] [--split=test]              loss, perplexity and error rates of a checkpoint
+  eval     --workdir=RUN [--step=N] [--split=test] [--config.data.b=value …]      loss, perplexity and error rates
   decode   --workdir=RUN --input=FILE|- [--output=FILE]         one output line per input line
   plan     --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     what a grid would run, and what is there
   ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
@@ -55,11 +55,11 @@ def params(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
 
 def evaluate(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Loss, perplexity, accuracy and error rates of a checkpoint on a whole split."""
+    """Loss, perplexity, accuracy and error rates of a checkpoint on a whole split; --config.data.… for other data."""
     _none_left(positional)
     from jaxformer.train.score import score
 
-    result = score(_needed(values, 'workdir'), values.step, values.split)
+    result = score(_needed(values, 'workdir'), values.step, values.split, changes)
     _print_metrics(result, values.json)
     return 0
 
@@ -168,7 +168,7 @@ def import_(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
 
 
 def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Writes a checkpoint to the directory --output, as config.json and model.safetensors that transformers loads."""
+    """Writes a checkpoint to the directory --output, in the layout of transformers, with its tokenizer.json."""
     _none_left(positional)
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     from jaxformer.inspection import export as exporting
@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f'  --{flag:<13} {FLAGS[flag][2]}{default}')
             return 0
         changes, arguments = _split_changes(arguments)
-        if changes and not {'config', 'grid'} & set(allowed):
+        if changes and name != 'eval' and not {'config', 'grid'} & set(allowed):
             raise UserError(f'--config.{next(iter(changes))}: {name} takes no changes of a config')
         try:
             positional = values([name, *arguments])[1:]

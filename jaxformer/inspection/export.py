@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import flax.traverse_util
 import numpy as np
+from absl import logging
 from etils import epath
 from safetensors.numpy import save_file
 
@@ -17,22 +19,27 @@ from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.open import find_step, read_config
 from jaxformer.errors import RunError, UserError
+from jaxformer.inspection import tokenizer
 from jaxformer.inspection.hugging_face import LAYOUTS
 from jaxformer.inspection.import_ import SETTINGS, WEIGHTS
 from jaxformer.inspection.layout import Layout, Settings, settings_of
+from jaxformer.inspection.symbols import TOKENIZER
 
 
 def write(
-    cfg: Config, params: Any, directory: str | Path, model_type: str | None = None, eos: int | None = None
+    cfg: Config, params: Any, directory: str | Path, model_type: str | None = None, vocab: Vocabulary | None = None
 ) -> Path:
     """Writes config.json and model.safetensors of a model to `directory`; `import_.read` gives the same back.
 
+    With a vocabulary also tokenizer.json, where one can say what it does.
+
     The types of the tensors are those of the parameters. Dropout rates are written as far as the layout has them, and
-    what only training needs is not; the tokenizer is the reader's.
+    what only training needs is not.
 
     Args:
       params: a tree of arrays. model_type: gpt2 | llama | bert | t5 | marian; None takes the one that can express cfg.
-      eos: the id that ends a text, which no field holds; None leaves it to transformers.
+      vocab: the symbols, which say the id that ends a text and the names of the classes; None leaves both to
+        transformers.
 
     Raises:
       UserError: no layout (or not that one) can express the configuration; the field is named. Or `directory` holds a
@@ -55,10 +62,9 @@ def write(
             used |= set(row.paths)
     if left := [path for path in flat if path not in used]:
         raise UserError(f'{layout.name} has no tensor for parameter {left[0]}')
-    if eos is not None:
-        settings['eos_token_id'] = eos
+    settings |= _of_vocabulary(vocab, settings) if vocab else {}
     settings['torch_dtype'] = flat['embedding'].dtype.name
-    _save(directory, tensors, settings)
+    _save(directory, tensors, {**_tokenizer(cfg, vocab, directory), SETTINGS: settings})
     return directory
 
 
@@ -67,16 +73,35 @@ def run(workdir: epath.PathLike, step: int | None, output: str | Path) -> Path:
     cfg = read_config(workdir)
     step = find_step(workdir, step)
     params = checkpoint.restore_params(epath.Path(workdir) / files.CHECKPOINTS, step)
-    return write(cfg, params, output, eos=_eos(epath.Path(workdir) / files.VOCAB))
+    return write(cfg, params, output, vocab=_vocabulary(epath.Path(workdir) / files.VOCAB))
 
 
-def _eos(path: epath.Path) -> int | None:
-    """The id that ends a text by a vocab.json; None where it says none, or there is no such file."""
+def _vocabulary(path: epath.Path) -> Vocabulary | None:
+    """The symbols of a vocab.json; None where there are none to read."""
     try:
-        eos = Vocabulary.from_json(files.read_json(path)).ids.eos
+        return Vocabulary.from_json(files.read_json(path))
     except (UserError, FileNotFoundError):
         return None
-    return eos if eos >= 0 else None
+
+
+def _of_vocabulary(vocab: Vocabulary, settings: Settings) -> Settings:
+    """Settings that no field holds: the id that ends a text, and the names of the classes."""
+    said: Settings = {'eos_token_id': vocab.ids.eos} if vocab.ids.eos >= 0 else {}
+    if vocab.classes and 'id2label' in settings:
+        said['id2label'] = {str(number): name for number, name in enumerate(vocab.classes)}
+        said['label2id'] = {name: number for number, name in enumerate(vocab.classes)}
+    return said
+
+
+def _tokenizer(cfg: Config, vocab: Vocabulary | None, directory: Path) -> dict[str, Any]:
+    """{name: content} of the files that say how texts become ids; a warning where none can."""
+    if vocab is None:
+        return {}
+    if (definition := tokenizer.definition(vocab, cfg.model.family)) is None:
+        reason = 'words of data.tokenizer=native' if vocab.tokenizer == 'native' else 'imported as ids alone'
+        logging.warning('%s: no %s, which cannot say its symbols (%s)', directory, TOKENIZER, reason)
+        return {}
+    return {TOKENIZER: json.loads(definition), f'{Path(TOKENIZER).stem}_config.json': tokenizer.settings(vocab)}
 
 
 def _layout(cfg: Config, model_type: str | None) -> tuple[Layout, Settings]:
@@ -105,14 +130,15 @@ def _with_sizes(cfg: Config, flat: dict[str, np.ndarray]) -> Config:
     return dataclasses.replace(cfg, model=model)
 
 
-def _save(directory: Path, tensors: dict[str, np.ndarray], settings: Settings) -> None:
-    """Writes both files, config.json last: where it stands, all is there."""
+def _save(directory: Path, tensors: dict[str, np.ndarray], described: dict[str, Any]) -> None:
+    """Writes the tensors and the JSON files, config.json last: where it stands, all is there."""
     aside = directory / f'.{WEIGHTS}.{os.getpid()}.tmp'
     try:
         directory.mkdir(parents=True, exist_ok=True)
         save_file(tensors, aside, metadata={'format': 'pt'})
         aside.replace(directory / WEIGHTS)
-        files.write_json(directory / SETTINGS, settings)
+        for name, content in described.items():
+            files.write_json(directory / name, content)
     except OSError as error:
         with contextlib.suppress(OSError):
             aside.unlink()

@@ -5,6 +5,7 @@ With a tokenizer.json in its directory the run reads and writes texts at once, a
   jaxformer import --input=DIR --workdir=RUN
   jaxformer decode --workdir=RUN --input=lines.txt              (GPT-2, Llama, T5, Marian, a classifier)
   jaxformer inspect --workdir=RUN attention --input='a text'
+  jaxformer eval --workdir=RUN --config.data.name=text --config.data.source=FILE
   jaxformer train --config=RUN/config.json --config.train.start_from=RUN --config.data.name=text
       --config.data.source=FILE --config.optim.schedule=linear --config.optim.learning_rate=5e-5
       --config.optim.warmup_steps=100 --workdir=OTHER
@@ -36,6 +37,7 @@ from jaxformer.inspection.layout import Fields, Layout, Row, Settings, fields_of
 from jaxformer.inspection.symbols import TOKENIZER, mask, vocabulary, with_tokenizer
 from jaxformer.model import transformer
 from jaxformer.train import directory as directories
+from jaxformer.train.score import own_data
 from jaxformer.train.state import TrainState
 
 SETTINGS, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
@@ -113,7 +115,7 @@ def parameter_shapes(cfg: Config) -> dict[str, tuple[int, ...]]:
 
 
 def advice(cfg: Config, workdir: epath.PathLike) -> str:
-    """What can be done with an import, in one or two lines."""
+    """What can be done with an import, in one line or three."""
     if cfg.data.tokenizer != 'file':
         return f'{workdir}: no {TOKENIZER} in the directory: only ids, and no text can be read'
     here = shlex.quote(str(workdir))
@@ -122,12 +124,12 @@ def advice(cfg: Config, workdir: epath.PathLike) -> str:
         if cfg.model.family == 'mlm'
         else f'decode --workdir={here} --input=FILE'
     )
-    name = {'seq2seq': 'parallel', 'classifier': 'labelled'}.get(cfg.model.family, 'text')
-    target = ' --config.data.target=FILE' if name == 'parallel' else ''
+    data = ' '.join(own_data(cfg.model.family))
     return (
         f'{workdir}: a run at step 0; look at it: jaxformer {look}\n'
+        f'evaluate it: jaxformer eval --workdir={here} {data}\n'
         f'train from it: jaxformer train --config={here}/{files.CONFIG} --config.train.start_from={here} '
-        f'--config.data.name={name} --config.data.source=FILE{target} --config.optim.schedule=linear '
+        f'{data} --config.optim.schedule=linear '
         '--config.optim.learning_rate=5e-5 --config.optim.warmup_steps=100 --workdir=OTHER'
     )
 

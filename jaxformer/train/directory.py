@@ -2,7 +2,8 @@
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from etils import epath
 
@@ -99,10 +100,22 @@ def refuse_another_config(cfg: Config, workdir: epath.Path) -> Config | None:
 def refuse_another_vocabulary(workdir: epath.Path, vocab: Vocabulary) -> None:
     """Raises UserError where the data's symbols are not those that the checkpoints of the run were trained on."""
     path = workdir / files.VOCAB
-    if path.exists() and files.read_json(path) != vocab.to_json():
+    if not path.exists():
+        return
+    there, here = files.read_json(path), vocab.to_json()
+    if isinstance(there, dict) and there.get('classes') != here.get('classes'):
+        raise UserError(
+            f'{path}: classes {_names(there)}, and the data has the classes {_names(here)}; '
+            'put back the file, or give data with the same classes'
+        )
+    if there != here:
         raise UserError(
             f'{path}: not the symbols of the data; put back the file, or the data that the run started with'
         )
+
+
+def _names(vocab: Mapping[str, Any]) -> str:
+    return ', '.join(map(str, vocab.get('classes') or ())) or 'none'
 
 
 @contextlib.contextmanager

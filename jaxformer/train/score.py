@@ -1,27 +1,52 @@
-"""Scores of a finished or running run's checkpoint on a whole split."""
+"""Scores of a finished or running run's checkpoint on a whole split, of its own data or of other."""
 
+import dataclasses
 import os
+from collections.abc import Mapping
+from typing import Any
 
+from jaxformer import config, files
 from jaxformer.data import corpus as corpora
 from jaxformer.data import special_ids
 from jaxformer.data.splits import PairSplit
-from jaxformer.decode.open import on_every_device, open_run
+from jaxformer.decode.open import OpenRun, on_every_device, open_run
 from jaxformer.decode.predict import Decoder
+from jaxformer.errors import UserError
 from jaxformer.train.directory import refuse_another_vocabulary
 from jaxformer.train.evaluate import Evaluator
 
 
-def score(workdir: str | os.PathLike, step: int | None = None, split: str | None = None) -> dict[str, float]:
+def score(
+    workdir: str | os.PathLike,
+    step: int | None = None,
+    split: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
     """Loss, perplexity, accuracy, and of sequences error rates by greedy decoding; examples and tokens they rest on.
 
     Args:
       workdir: a run directory. step: the newest whole checkpoint without it. split: the config's eval.split without it.
+      changes: fields of data and eval in place of the config's, {'data.source': 'file'}.
 
     Raises:
-      UserError: no such run, step or split. RunError: no whole checkpoint.
+      UserError: no such run, step or split, or the data is not in the symbols of the run.
+      RunError: no whole checkpoint.
     """
-    run = open_run(workdir, step)
-    corpus = corpora.load(run.cfg.data)
+    run = _changed(open_run(workdir, step), changes or {})
+    imported = run.vocab.tokenizer == 'file'
+    if imported and not run.vocab.definition:
+        raise UserError(
+            f'{run.workdir}: imported without a tokenizer.json: only ids, and no data can be read; '
+            'import the model again from a directory that has one'
+        )
+    try:
+        corpus = corpora.load(run.cfg.data)
+    except UserError as error:
+        if changes or not imported:
+            raise
+        raise UserError(f'{error}. {_remedy(run)}') from error
+    if imported and not changes and corpus.vocab.classes != run.vocab.classes:
+        raise UserError(f'{run.workdir}: its classes are not those of data.name={run.cfg.data.name}. {_remedy(run)}')
     special_ids.refuse_others(run.cfg.model, run.cfg.data, corpus.vocab.ids)
     refuse_another_vocabulary(run.workdir, corpus.vocab)
     examples = corpus.split(split or run.cfg.eval.split)
@@ -30,3 +55,27 @@ def score(workdir: str | os.PathLike, step: int | None = None, split: str | None
     if isinstance(examples, PairSplit):
         metrics |= Decoder(run.cfg, run.model, corpus.vocab, mesh).split_error_rates(params, examples)
     return {'step': run.step, **{f'{examples.name}/{name}': value for name, value in metrics.items()}}
+
+
+def own_data(family: str) -> list[str]:
+    """The arguments that name data of the user's for a family of models."""
+    name = {'seq2seq': 'parallel', 'classifier': 'labelled'}.get(family, 'text')
+    fields = ('source', 'target') if name == 'parallel' else ('source',)
+    return [f'--config.data.name={name}', *(f'--config.data.{field}=FILE' for field in fields)]
+
+
+def _remedy(run: OpenRun) -> str:
+    data = ' '.join(own_data(run.cfg.model.family))
+    return f'An import has no data of its own; give some: jaxformer eval --workdir={run.workdir} {data}'
+
+
+def _changed(run: OpenRun, changes: Mapping[str, Any]) -> OpenRun:
+    """The run with other data, or evaluated otherwise."""
+    for field in changes:
+        if not field.startswith(('data.', 'eval.')):
+            raise UserError(f'--config.{field}: eval changes only data and eval; the model is that of the run')
+    if not changes:
+        return run
+    edited = config.load(run.workdir / files.CONFIG)
+    config.override(edited, changes)
+    return dataclasses.replace(run, cfg=config.resolve(edited))
