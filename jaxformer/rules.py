@@ -93,6 +93,10 @@ def validate(cfg: Config) -> None:
     for path in BELOW_ONE:
         if not 0 <= (value := get(cfg, path)) < 1:
             raise refused(path, value, 'from 0 up to but not including 1')
+    for path in TUPLES:
+        value = get(cfg, path)
+        if any(not 0 <= number < 2**31 for number in _flat(value)):
+            raise refused(path, value, f'of integers from 0 to {2**31 - 1}')
     for rule in (_model, _ids, _mixers, _attention, _positions, _data, _lengths, _mesh):
         for path, allowed in rule(cfg):
             raise refused(path, get(cfg, path), allowed)
@@ -210,8 +214,7 @@ def _attention(cfg: Config) -> Iterable[Problem]:
         yield 'model.attention.shift', f'0 with model.attention.pattern={attention.pattern}: only window2d shifts'
     if attention.pattern == 'window2d' and attention.shift >= attention.window:
         yield 'model.attention.shift', f'below model.attention.window={attention.window}'
-    globals_ = attention.global_positions
-    if attention.pattern == 'global_local' and (not globals_ or any(position < 0 for position in globals_)):
+    if attention.pattern == 'global_local' and not attention.global_positions:
         yield 'model.attention.global_positions', 'one or more positions, counted from 0, with pattern global_local'
 
 
@@ -301,6 +304,12 @@ def _mesh(cfg: Config) -> Iterable[Problem]:
         if get(cfg, path) == 0:
             yield path, '-1 (all devices that are left) or at least 1'
 
+
+def _flat(values: Any) -> Iterable[int]:
+    return (number for value in values for number in (value if isinstance(value, tuple) else (value,)))
+
+
+TUPLES = ('model.attention.global_positions', 'model.conv.dilations', 'data.buckets')
 
 BELOW_ONE = (
     'model.dropout.attention', 'model.dropout.residual', 'model.dropout.feed_forward', 'model.dropout.embedding',

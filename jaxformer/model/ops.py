@@ -49,11 +49,12 @@ def window2d_mask(query_BT: Array, key_BS: Array, window: int, grid_width: int, 
     mask.
     """
 
-    def square(position: Array) -> Array:
-        row, column = (position // grid_width - shift) // window, (position % grid_width - shift) // window
-        return row * (grid_width + 2) + column  # columns count from -1 to at most grid_width
+    def square(position: Array) -> tuple[Array, Array]:
+        return (position // grid_width - shift) // window, (position % grid_width - shift) // window
 
-    return (square(query_BT)[:, :, None] == square(key_BS)[:, None, :])[:, None]
+    (row_BT, column_BT), (row_BS, column_BS) = square(query_BT), square(key_BS)
+    same_row = row_BT[:, :, None] == row_BS[:, None, :]
+    return (same_row & (column_BT[:, :, None] == column_BS[:, None, :]))[:, None]
 
 
 def masked_softmax(scores: Array, mask: Array, dtype: DTypeLike) -> Array:
