@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.model.attention import Maps
-from jaxformer.model.family import Family, named
+from jaxformer.model.family import Family, named, wants_maps
 from jaxformer.model.layers import Norm, activation_function
 
 Array = jax.Array
@@ -38,7 +38,7 @@ class MaskedLanguageModel(Family):
         Returns:
           (logits_BTV in float32, what was collected by name).
         """
-        y_BTD, _, maps = self._encode(tokens_BT, key_2, 'attention' in collect, type_BT, segment_BT)
+        y_BTD, _, maps = self._encode(tokens_BT, key_2, wants_maps(collect), type_BT, segment_BT)
         if self.cfg.head.transform == 'on':
             y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.transform.astype(y_BTD.dtype))
             y_BTD = activation_function('gelu', self.cfg.gelu)(y_BTD + self.transform_bias.astype(y_BTD.dtype))
@@ -76,7 +76,7 @@ class Classifier(Family):
         Returns:
           (logits [B, 1, Y] of each text, or [B, T, Y] of each token, in float32, what was collected by name).
         """
-        y_BTD, valid_BT, maps = self._encode(tokens_BT, key_2, 'attention' in collect, type_BT)
+        y_BTD, valid_BT, maps = self._encode(tokens_BT, key_2, wants_maps(collect), type_BT)
         y_BTD = POOLINGS[self.cfg.head.pooling](y_BTD, valid_BT)
         if self.cfg.head.pooler == 'on':
             y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.pooler.astype(y_BTD.dtype))

@@ -104,6 +104,21 @@ class Family(nn.Module):
         )
 
 
+COLLECTED = ('attention',)
+"""What a family can be asked to give beside its logits."""
+
+
+def wants_maps(collect: tuple[str, ...]) -> bool:
+    """Whether a call asks for attention maps.
+
+    Raises:
+      UserError: it asks for something else, or in another form than a tuple of names.
+    """
+    if isinstance(collect, str) or set(collect) - set(COLLECTED):
+        raise UserError(f'collect={collect!r}: a tuple of names is expected, () or {COLLECTED}')
+    return 'attention' in collect
+
+
 EMBEDDING_SCALES = {'sqrt_d_model': lambda d_model: d_model**0.5, 'none': lambda d_model: 1.0}
 
 

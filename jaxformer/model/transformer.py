@@ -10,7 +10,7 @@ from jaxformer.errors import UserError
 from jaxformer.model import ops
 from jaxformer.model.attention import Context, Maps
 from jaxformer.model.encoders import Classifier, MaskedLanguageModel
-from jaxformer.model.family import Family, document_positions, named, same_document
+from jaxformer.model.family import Family, document_positions, named, same_document, wants_maps
 from jaxformer.model.stack import Cache, shared_positions
 
 Array = jax.Array
@@ -34,7 +34,7 @@ class Seq2Seq(Family):
         Returns:
           (logits_BTV in float32, what was collected by name).
         """
-        keep_maps = 'attention' in collect
+        keep_maps = wants_maps(collect)
         encoder_key, decoder_key = (None, None) if key_2 is None else (ops.fold(key_2, 0), ops.fold(key_2, 1))
         memory_BSD, valid_BS, encoder_maps = self._encode(source_BS, encoder_key, keep_maps)
         input_BT, context = decoder_inputs(target_BT, self.cfg)
@@ -106,7 +106,7 @@ class LanguageModel(Family):
             context = context.replace(position_BT=position_BT, key_BS=position_BT)
         context = context.replace(key_2=key_2)
         x_BTD = self._embed(input_BT, self.embedding)
-        y_BTD, _, maps = self.decoder(x_BTD, context, keep_maps='attention' in collect)
+        y_BTD, _, maps = self.decoder(x_BTD, context, keep_maps=wants_maps(collect))
         return self._logits(y_BTD), named(maps, decoder='self')
 
     def start_cache(self, batch_size: int, length: int) -> Cache:
