@@ -16,6 +16,11 @@ Objective = Callable[[Batch, Array | None], 'Examples']
 CHOSEN, SHOWN, DRAWN = range(3)  # what a number of the masking recipe is for, folded into its key
 
 
+def counted(family: str) -> str:
+    """What the labels of a family are, in the name of a metric: tokens, but for a classifier."""
+    return 'labels' if family == 'classifier' else 'tokens'
+
+
 class Examples(NamedTuple):
     """inputs: what the model is called with. labels_BT: int32; weights_BT: float32, 0 where a label does not count."""
 

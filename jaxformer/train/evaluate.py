@@ -56,9 +56,10 @@ class Evaluator:
         return {'bits_per_byte': nll / math.log(2) / split.num_bytes}
 
     def split_losses(self, params: Any, split: Split) -> dict[str, float]:
-        """loss (nats per label, without smoothing), perplexity, accuracy; tokens (labels) and examples they rest on.
+        """loss (nats per label, without smoothing), perplexity, accuracy; tokens and examples that they rest on.
 
-        Of a language model also bits_per_byte of the text, its ends of documents paid for.
+        Of a classifier labels in the place of tokens; of a language model also bits_per_byte of the text, its ends of
+        documents paid for.
         """
         sums: dict[str, float] = {'nll': 0.0, 'correct': 0.0, 'tokens': 0.0, 'examples': 0.0}
         for batch in self.batches(split):
@@ -70,6 +71,6 @@ class Evaluator:
             'perplexity': math.exp(min(loss, 700.0)),
             'accuracy': sums['correct'] / max(sums['tokens'], 1.0),
             **self._per_byte(split, sums['nll']),
-            'tokens': sums['tokens'],
+            objectives.counted(self._cfg.model.family): sums['tokens'],
             'examples': sums['examples'],
         }

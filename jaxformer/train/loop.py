@@ -25,7 +25,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxformer import checkpoint, config, files, optim, runtime, sharding
+from jaxformer import checkpoint, config, files, objectives, optim, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data import pipeline, special_ids
@@ -103,7 +103,9 @@ class _Run:
         self.evaluator.batches(self.split)  # refuses one that has none now, not after the training
         self.step = 0
         self.skipping = False  # the last update was dropped
+        self.counted = objectives.counted(cfg.model.family)
         self.tokens, self.since = 0.0, 0.0  # of the steps after the last line of metrics
+        self.fresh = True  # no step of this process was looked at
 
     def restored(self) -> states.TrainState:
         """The state to go on from (rules 4 and 5); from here on the directory belongs to this config."""
@@ -132,11 +134,16 @@ class _Run:
     def to_the_end(self, state: states.TrainState) -> dict[str, float]:
         """Every update that is left. The metrics of step t − 1 are looked at after step t was dispatched."""
         train = self.cfg.train
-        with MetricWriter(self.workdir, self.step) as self.writer, Progress(train.num_steps) as self.progress:
+        with (
+            MetricWriter(self.workdir, self.step) as self.writer,
+            Progress(train.num_steps, self.counted) as self.progress,
+        ):
             self.stop.polled = True
             metrics = self._make_up_for_evaluation(state)
             self.since = time.perf_counter()
             pending: _Pending | None = None
+            if self.step < train.num_steps:
+                self.progress.compiling(self.step)
             for step in range(self.step + 1, train.num_steps + 1):
                 batch = next(self.batches)
                 state, fresh = self.update(state, sharding.put_batch(batch, self.mesh), self.cfg.seed)
@@ -203,8 +210,8 @@ class _Run:
         self.tokens += values['tokens']
         speed = self.tokens / max(time.perf_counter() - self.since, 1e-9)
         if _due(step, train.log_every) or step == train.num_steps or not values['finite']:
-            names = ('loss', 'grad_norm', 'learning_rate', 'tokens', 'skipped')
-            line = {f'train/{name}': values[name] for name in names} | {'train/tokens_per_second': speed}
+            line = {f'train/{name}': values[name] for name in ('loss', 'grad_norm', 'learning_rate', 'skipped')}
+            line |= {f'train/{self.counted}': values['tokens'], f'train/{self.counted}_per_second': speed}
             ids = {'example_ids': pending.example_ids.tolist()} if train.log_example_ids else {}
             self.writer.write(step, line, **ids)
             self.tokens, self.since = 0.0, time.perf_counter()
@@ -221,6 +228,8 @@ class _Run:
             logging.warning('%s; the update was skipped (%d so far)', found, values['skipped'])
         self.step, self.skipping = step, not values['finite']
         self.progress.update(step, values['loss'], speed)
+        if self.fresh:  # compiling is no part of the speed
+            self.fresh, self.tokens, self.since = False, 0.0, time.perf_counter()
 
 
 def _due(step: int, every: int) -> bool:

@@ -230,11 +230,12 @@ def git_revision() -> dict[str, Any] | None:
 
 class Progress:
     """A line on stderr, "step 120/2000  loss 1.234  5,120 tokens/s  ETA 0:12:31": redrawn in place on a terminal,
-    elsewhere a plain line every `every` seconds and at the last step. The ETA is from this process's own speed.
+    elsewhere a plain line every `every` seconds and at the last step. The ETA is from this process's own speed, of
+    which its first step says nothing: it holds the compilation. `unit`: what is counted.
     """
 
-    def __init__(self, num_steps: int, *, stream: TextIO | None = None, every: float = 30.0):
-        self._num_steps = num_steps
+    def __init__(self, num_steps: int, unit: str = 'tokens', *, stream: TextIO | None = None, every: float = 30.0):
+        self._num_steps, self._unit = num_steps, unit
         self._stream = sys.stderr if stream is None else stream
         self._in_place = self._stream.isatty()
         self._every = 0.1 if self._in_place else every
@@ -242,7 +243,12 @@ class Progress:
         self._drawn = -math.inf
         self._open_line = False
 
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+    def compiling(self, step: int) -> None:
+        """Says what a person waits for before the first step after `step`."""
+        with contextlib.suppress(OSError):  # who read it has gone; the run has not
+            self._draw(f'step {step}/{self._num_steps}  compiling')
+
+    def update(self, step: int, loss: float, speed: float) -> None:
         """Call it as often as the numbers are at hand; it draws only when it is time to."""
         now = time.monotonic()
         if self._first is None:
@@ -250,12 +256,16 @@ class Progress:
         if now - self._drawn < self._every and step < self._num_steps:
             return
         self._drawn = now
-        with contextlib.suppress(OSError):  # who read it has gone; the run has not
-            self._draw(step, loss, tokens_per_second, now)
+        line = f'step {step}/{self._num_steps}  loss {loss:.4g}'
+        first, start = self._first
+        if step > first:
+            seconds = round((now - start) / (step - first) * (self._num_steps - step))
+            eta = f'{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}'
+            line += f'  {speed:,.0f} {self._unit}/s  ETA {eta}'
+        with contextlib.suppress(OSError):
+            self._draw(line)
 
-    def _draw(self, step: int, loss: float, tokens_per_second: float, now: float) -> None:
-        line = f'step {step}/{self._num_steps}  loss {loss:.4g}  {tokens_per_second:,.0f} tokens/s'
-        line += f'  ETA {self._eta(step, now)}'
+    def _draw(self, line: str) -> None:
         if self._in_place:
             width = shutil.get_terminal_size().columns - 1
             self._stream.write(f'\r{line[:width]}\x1b[K')
@@ -277,13 +287,6 @@ class Progress:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def _eta(self, step: int, now: float) -> str:
-        first, start = self._first or (step, now)
-        if step == first:  # the first step holds the compilation: no speed yet
-            return '?'
-        seconds = round((now - start) / (step - first) * (self._num_steps - step))
-        return f'{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}'
 
 
 def _lines(path: epath.Path, content: bytes) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from jaxformer import config, sharding
 from jaxformer.config import MeshConfig
 from jaxformer.data import corpus as corpora
 from jaxformer.data.ragged import Ragged
-from jaxformer.data.splits import PairSplit
+from jaxformer.data.splits import LabelledSplit, PairSplit
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
 from jaxformer.train.evaluate import Evaluator
@@ -117,3 +117,20 @@ def test_bits_per_byte_are_the_bits_of_all_tokens_over_the_bytes_of_the_text(tmp
         bits = metrics['loss'] * metrics['tokens'] / np.log(2)
         assert metrics['bits_per_byte'] == pytest.approx(bits / len(''.join(texts).encode()), rel=1e-6)
     assert found['bytes'] != pytest.approx(found['characters'], rel=1e-2)
+
+
+def test_a_classifier_counts_labels_and_calls_them_so():
+    edited = config.load(pathlib.Path(__file__).parents[2] / 'configs' / 'classifier_tiny.py')
+    small_classifier = {'d_model': 12, 'num_heads': 3, 'd_ff': 7, 'num_layers': 1, 'vocab_size': 300}
+    config.override(
+        edited,
+        {f'model.{name}': value for name, value in small_classifier.items()}
+        | {'eval.batch_size': 2, 'data.buckets': ((11,),)},
+    )
+    cfg = config.resolve(edited)
+    tokens = Ragged.of([[1, 9 + i, 8, 2] for i in range(5)], np.int32)
+    examples = LabelledSplit('dev', tokens, Ragged.of([[i % 3] for i in range(5)], np.int32), per_token=False)
+    model = transformer.build(cfg.model, 300, 3)
+    metrics = Evaluator(cfg, model, sharding.make_mesh(cfg.mesh)).split_losses(transformer.init(model, 0), examples)
+    assert (metrics['labels'], metrics['examples']) == (5, 5)
+    assert 'tokens' not in metrics

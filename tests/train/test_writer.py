@@ -173,16 +173,21 @@ def test_progress_redraws_on_a_terminal_and_prints_plain_lines_elsewhere(monkeyp
     monkeypatch.setattr(writer.time, 'monotonic', lambda: next(clock))
     terminal, plain = Terminal(), io.StringIO()
     with Progress(100, stream=terminal) as progress:
+        progress.compiling(9)
         for step in (10, 20, 30):
             progress.update(step, 1.2345678, 5120.4)
     lines = terminal.getvalue().split('\r')[1:]
+    assert lines.pop(0) == 'step 9/100  compiling\x1b[K'
     assert len(lines) == 3 and terminal.getvalue().count('\n') == 1 and terminal.getvalue().endswith('\n')
-    assert lines[0].startswith('step 10/100  loss 1.235  5,120 tokens/s  ETA ?')
+    assert lines[0] == 'step 10/100  loss 1.235\x1b[K'  # it held the compilation: neither a speed nor an end
+    assert lines[1].startswith('step 20/100  loss 1.235  5,120 tokens/s  ETA 0:00:08')
     assert 'ETA 0:00:07' in lines[2]  # 20 steps in 2 s, 70 to go
-    with Progress(6, stream=plain, every=4) as progress:
+    with Progress(6, 'labels', stream=plain, every=4) as progress:
+        progress.compiling(0)
         for step in range(1, 7):
             progress.update(step, math.nan, 1.0)
-    assert [line.split()[1] for line in plain.getvalue().splitlines()] == ['1/6', '5/6', '6/6']
+    assert [line.split()[1] for line in plain.getvalue().splitlines()] == ['0/6', '1/6', '5/6', '6/6']
+    assert '  1 labels/s  ' in plain.getvalue() and 'tokens' not in plain.getvalue()
     assert '\r' not in plain.getvalue() and 'loss nan' in plain.getvalue()
 
 
