@@ -4,6 +4,7 @@ Exit status: 0 done, 1 the run failed, 2 a mistake of the user's, 143 a signal e
 goes on with the same command, 130 any other command was interrupted.
 """
 
+import difflib
 import json
 import os
 import sys
@@ -13,9 +14,10 @@ from typing import Any
 
 from absl import flags, logging
 
+import jaxformer
 from jaxformer.errors import RunError, UserError
 
-USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --help
+USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --help     jaxformer --version
 
   train    --config=FILE --workdir=RUN [--config.a.b=value …]   train, or go on with what is there
   params   --config=FILE [--config.a.b=value …]                 count parameters without allocating any
@@ -148,7 +150,8 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
 def compare(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
     """Differences of configuration, environment and final metrics of two or more runs."""
     if len(positional) < 2:
-        raise UserError(f'compare: {len(positional)} run directories given; name two or more')
+        noun = 'directory' if len(positional) == 1 else 'directories'
+        raise UserError(f'compare: {len(positional)} run {noun} given; name two or more')
     from jaxformer.inspection import compare as comparing
 
     result = comparing.compare(positional)
@@ -178,7 +181,7 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
 
 STRING, INTEGER, BOOLEAN = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_boolean
-FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
+FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # what it means, or means by command
     'config': (STRING, None, 'a configuration file, e.g. configs/g2p.py; --config.a.b=value changes a field of it'),
     'workdir': (STRING, None, 'the directory of the run (or of the grid)'),
     'step': (INTEGER, None, 'a checkpoint by its step; the newest whole one without it'),
@@ -186,9 +189,21 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str]] = {
     'input': (
         STRING,
         None,
-        'decode: a text file, or - for standard input; inspect attention: a text; import: a directory',
+        {
+            'decode': 'a text file, or - for standard input',
+            'inspect': 'attention: a text',
+            'import': 'a directory',
+        },
     ),
-    'output': (STRING, None, 'decode: a file; inspect attention, export: a directory'),
+    'output': (
+        STRING,
+        None,
+        {
+            'decode': 'a file; standard output without it',
+            'inspect': 'attention: a directory; RUN/attention without it',
+            'export': 'a directory',
+        },
+    ),
     'grid': (STRING, None, 'a grid file, e.g. experiments/heads.py'),
     'seeds': (INTEGER, 1, 'runs of each cell, with seeds seed, seed + 1 …'),
     'retry_failed': (BOOLEAN, False, 'take up again the runs that failed before'),
@@ -215,17 +230,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ('help', '--help', '-h'):
         print(USAGE, end='')
         return 0 if arguments else 2
+    if arguments[0] == '--version':
+        print(f'jaxformer {jaxformer.__version__}')
+        return 0
     name, *arguments = arguments
     logging.set_verbosity(logging.WARNING)
     basicConfig(format='%(levelname)s: %(message)s')
     try:
         if name not in COMMANDS:
-            raise UserError(f'{name}: no such command; jaxformer --help lists them')
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            meant = f'did you mean {near[0]}?' if near else 'jaxformer --help lists them'
+            raise UserError(f'{name}: no such command; {meant}')
         function, allowed = COMMANDS[name]
         values = flags.FlagValues()
         for flag in allowed:
             define, default, text = FLAGS[flag]
-            define(flag, default, text, flag_values=values)
+            define(flag, default, text if isinstance(text, str) else text[name], flag_values=values)
         if '--help' in arguments or '-h' in arguments:
             print(
                 'usage: jaxformer', next(line.strip() for line in USAGE.splitlines() if line.startswith(f'  {name} '))
@@ -233,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f'\n{function.__doc__}\n')
             for flag in allowed:
                 default = '' if FLAGS[flag][1] in (None, False) else f' (default: {FLAGS[flag][1]})'
-                print(f'  --{flag:<13} {FLAGS[flag][2]}{default}')
+                print(f'  --{flag:<13} {values[flag].help}{default}')
             return 0
         changes, arguments = _split_changes(arguments)
         if changes and name != 'eval' and not {'config', 'grid'} & set(allowed):
@@ -283,7 +303,7 @@ def _config(values: flags.FlagValues, changes: dict[str, str]) -> Any:
 
 def _needed(values: flags.FlagValues, name: str) -> Any:
     if (value := values[name].value) in (None, ''):
-        raise UserError(f'--{name} is missing: {FLAGS[name][2]}')
+        raise UserError(f'--{name} is missing: {values[name].help}')
     return value
 
 
@@ -304,7 +324,8 @@ def _print_metrics(metrics: dict[str, float], as_json: bool) -> None:
         print(json.dumps(metrics))
         return
     for name, value in metrics.items():
-        print(f'{name:<18} {value:.6g}')
+        grouped = (float(value).is_integer() or abs(value) >= 1e5) and abs(value) < 1e15
+        print(f'{name:<18} {value:{",.0f" if grouped else ".6g"}}')
 
 
 def _say(error: BaseException, status: int) -> int:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import jaxformer
 from jaxformer import main as command
 from jaxformer.main import COMMANDS, main
 
@@ -74,7 +75,47 @@ def test_no_command_and_an_unknown_one_are_mistakes(capsys):
     assert main([]) == 2
     assert 'usage' in capsys.readouterr().out
     assert main(['trane']) == 2
-    assert 'trane' in one_line(capsys)
+    line = one_line(capsys)
+    assert 'trane' in line and 'did you mean train?' in line
+    assert main(['zzz']) == 2
+    line = one_line(capsys)
+    assert 'zzz' in line and 'did you mean' not in line
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(['--version']) == 0
+    assert capsys.readouterr().out == f'jaxformer {jaxformer.__version__}\n'
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'said', 'unsaid'),
+    [
+        (('import', '--workdir=any'), 'a directory', ('text', 'standard input')),
+        (('inspect', 'attention', '--workdir=any'), 'attention: a text', ('directory', 'standard input')),
+        (('decode', '--workdir=any'), 'a text file, or - for standard input', ('directory', 'attention')),
+        (('export', '--workdir=any'), 'a directory', ('file', 'attention')),
+    ],
+)
+def test_a_missing_flag_is_explained_for_the_command_at_hand(arguments, said, unsaid, capsys):
+    name = arguments[0]
+    assert main(arguments) == 2
+    line = one_line(capsys)
+    flag = 'output' if name == 'export' else 'input'
+    assert line == f'jaxformer: --{flag} is missing: {said}\n'
+    assert not any(word in line for word in unsaid)
+    assert main([name, '--help']) == 0
+    described = next(row for row in capsys.readouterr().out.splitlines() if row.startswith(f'  --{flag} '))
+    assert described.endswith(f' {said}')
+
+
+@pytest.mark.parametrize(
+    ('value', 'shown'),
+    [(1126140.0, '1,126,140'), (6, '6'), (0.123456789, '0.123457'), (1.5e6, '1,500,000'), (1234567.25, '1,234,567')]
+    + [(1e30, '1e+30'), (float('nan'), 'nan'), (float('inf'), 'inf'), (0.0, '0'), (1e-9, '1e-09')],
+)
+def test_metrics_are_printed_as_people_write_numbers(value, shown, capsys):
+    command._print_metrics({'test/tokens': value}, as_json=False)
+    assert capsys.readouterr().out.split() == ['test/tokens', shown]
 
 
 def test_params_counts_the_published_sizes(capsys):
@@ -121,7 +162,9 @@ def test_inspect_lists_what_params_counts(run, capsys):
 
 def test_compare_wants_two_runs(run, capsys):
     assert main(['compare', str(run)]) == 2
-    assert 'two or more' in one_line(capsys)
+    assert '1 run directory given; name two or more' in one_line(capsys)
+    assert main(['compare']) == 2
+    assert '0 run directories given' in one_line(capsys)
     assert main(['compare', str(run), str(run)]) == 0
 
 
