@@ -288,6 +288,9 @@ BESIDES = {
     ('data.packing', 'documents'): LM,
     ('data.labels', 'syntax'): CLASSIFIER | {'model.head.pooling': 'tokens'},
     ('model.head.pooling', 'tokens'): CLASSIFIER | {'data.labels': 'syntax'},
+    ('model.head.pooling', 'mean'): CLASSIFIER,
+    ('model.head.pooler', 'on'): CLASSIFIER,
+    ('model.head.transform', 'on'): MLM,
 }
 """What has to be set for a choice to be allowed or to mean something."""
 

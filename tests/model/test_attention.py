@@ -95,7 +95,7 @@ def test_window2d_shifts_in_every_other_layer(make_mixer):
 @pytest.mark.parametrize('mixer', ['attention', 'static'])
 @pytest.mark.parametrize('pattern', config.CHOICES['model.attention.pattern'])
 def test_patterns_direction_and_padding_combine_by_and(make_mixer, pattern, mixer, causal):
-    settings = {'window': 2, 'global_positions': (1,), 'grid_width': 2, 'shift': 1}
+    settings = {'window': 2, 'global_positions': (1,), 'grid_width': 2, 'shift': int(pattern == 'window2d')}
     run, params = make_mixer(
         mixer, causal, attention__pattern=pattern, **{f'attention__{name}': value for name, value in settings.items()}
     )
