@@ -72,6 +72,7 @@ def masked_tokens(
     shown_BT = jnp.full_like(tokens_BT, mask)
     if key_2 is not None:
         drawn_BT = (uniform(DRAWN) % jnp.uint32(num_symbols)).astype(tokens_BT.dtype)
+        drawn_BT = jnp.where(drawn_BT == pad, mask, drawn_BT)  # what is padding is not looked at
         kind_BT = uniform(SHOWN)
         shown_BT = jnp.where(_below(kind_BT, replaced + random), drawn_BT, tokens_BT)
         shown_BT = jnp.where(_below(kind_BT, replaced), mask, shown_BT)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from jaxformer.config import Config
+from jaxformer.decode.error_rates import rate_names
 from jaxformer.errors import UserError
 
 
@@ -30,21 +32,27 @@ METRICS = {
     'accuracy': Metric('accuracy', 'higher', percent=True, decimals=2),
     'per': Metric('PER', 'lower', percent=True, decimals=2),
     'wer': Metric('WER', 'lower', percent=True, decimals=2),
+    'symbol_errors': Metric('symbol errors', 'lower', percent=True, decimals=2),
+    'line_errors': Metric('line errors', 'lower', percent=True, decimals=2),
 }
 """By the name after the split: `dev/per` is `per` on the split `dev`. The order is that of the report's columns."""
 
-OF_FAMILY = {'seq2seq': 'per', 'lm': 'loss', 'mlm': 'loss', 'classifier': 'accuracy'}
-"""By model.family: what a grid is judged by where it does not say."""
+OF_FAMILY = {'lm': 'loss', 'mlm': 'loss', 'classifier': 'accuracy'}
+"""By model.family: what a grid is judged by where it does not say; of seq2seq the rate of wrong symbols."""
+
+UNITS = ('data.tokenizer', 'data.tokenizer_size', 'data.tokenizer_file', 'train.masking.rate', 'eval.split')
+"""Fields that say what a loss or a rate is of: cells that differ in them cannot be compared by it."""
 
 
-def of_grid(name: str | None, family: str, split: str) -> str:
-    """The key of a grid's metric: `name` with its split or on `split`, the family's own where it is None.
+def of_grid(name: str | None, config: Config) -> str:
+    """The key of a grid's metric: `name` with its split or on eval.split, the family's own where it is None.
 
     Raises:
       UserError: an unknown metric.
     """
-    key = name or OF_FAMILY[family]
-    key = key if '/' in key else f'{split}/{key}'
+    family = config.model.family
+    key = name or (rate_names(config.data.name)[0] if family == 'seq2seq' else OF_FAMILY[family])
+    key = key if '/' in key else f'{config.eval.split}/{key}'
     lookup(key)
     return key
 

@@ -107,8 +107,24 @@ def resolve(grid: Grid, count: Callable[[Config], int | None] | None = None) -> 
         )
         if given != overrides and (deviation := _deviation(cell, cells)) > match.TOLERANCE:
             unequal.append(match.too_far(label, given, config_lib.flatten(config), deviation))
-    metric = metrics.of_grid(grid.metric, configs[0].model.family, configs[0].eval.split)
+    metric = metrics.of_grid(grid.metric, configs[0])
+    warnings += _other_units(metric, list(cells.values()))
     return Plan(grid, axis, metric, tuple(cells.values()), (*warnings, *unequal), tuple(unequal))
+
+
+def _other_units(metric: str, cells: Sequence[Cell]) -> list[str]:
+    """A warning for each cell whose metric is of other things than the baseline's."""
+    if metric.endswith('/bits_per_byte'):
+        return []
+    found = [
+        (cell.label, [f for f in config_lib.diff(cells[0].config, cell.config) if f in metrics.UNITS]) for cell in cells
+    ]
+    return [
+        f'{label!r} has another {", ".join(fields)} than the base: {metrics.title(metric)} is not of the same things '
+        "(bits_per_byte compares language models over tokenizers: METRIC = 'bits_per_byte')"
+        for label, fields in found
+        if fields
+    ]
 
 
 def _deviation(cell: Cell, cells: Mapping[str, Cell]) -> float:

@@ -68,15 +68,14 @@ def unfinished(results: collect.Results) -> list[Unfinished]:
 def lint(results: collect.Results) -> list[tuple[str, str]]:
     """The conditions of the measurement, as (name, value): what one has to know to believe or to doubt the table."""
     book, baseline = results.ledger, results.ledger.baseline
-    train, evaluation = baseline['train'], baseline['eval']
+    evaluation = baseline['eval']
     counts = sorted({len(cell.done) for cell in results.cells})
     seeds = ', '.join(str(seed) for seed in book.seeds)
-    sequences = train['num_steps'] * train['batch_size']
     versions = sorted({version for cell in results.cells for result in cell.runs for version in result.versions})
     lines = [
         ('seeds', f'{seeds}; finished runs per cell: {" to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))}'),
         ('intervals', f'{tables.LEVEL} % t interval of the mean over seeds; none where one seed is finished'),
-        ('steps', f'{train["num_steps"]:,}, each of {train["batch_size"]:,} sequences: {sequences:,} sequences seen'),
+        ('steps', _steps(results)),
         ('parameters', _sizes(results)),
         ('evaluation', f'{baseline["data"]["name"]}, split {evaluation["split"]}, {_coverage(results)}'),
         ('value reported', _final_steps(results)),
@@ -233,13 +232,38 @@ def _sizes(results: collect.Results) -> str:
     )
 
 
+def _steps(results: collect.Results) -> str:
+    """How many steps of how many sequences each cell had: those of the base, and of the cells that differ."""
+    rows: dict[tuple[int, int], list[str]] = {}
+    for index, cell in enumerate(results.cells):
+        size = (_of_cell(results, cell, 'num_steps'), _of_cell(results, cell, 'batch_size'))
+        rows.setdefault(size, []).append(curves.row_name(index))
+    texts = [f'{steps:,}, each of {rows_:,} sequences: {steps * rows_:,} sequences seen' for steps, rows_ in rows]
+    if len(texts) == 1:
+        return texts[0]
+    return '; '.join(f'{", ".join(names)}: {text}' for names, text in zip(rows.values(), texts, strict=True))
+
+
+def _of_cell(results: collect.Results, cell: collect.CellResult, name: str) -> Any:
+    """The value of a field of train in a cell."""
+    field, entry = f'train.{name}', cell.entry
+    for changes in (entry.derived, entry.further):
+        if field in changes:
+            return changes[field][1]
+    return entry.overrides[field] if field in entry.overrides else results.ledger.baseline['train'][name]
+
+
 def _final_steps(results: collect.Results) -> str:
     """At which step the reported values were taken, and which metrics were last taken before the last step."""
-    last = results.ledger.baseline['train']['num_steps']
     earlier = {}
     for key in results.metrics:
-        steps = {result.final[key][0] for cell in results.cells for result in cell.runs if key in result.final}
-        if steps - {last}:
+        steps = {
+            result.final[key][0]
+            for cell in results.cells
+            for result in cell.runs
+            if key in result.final and result.final[key][0] != _of_cell(results, cell, 'num_steps')
+        }
+        if steps:
             earlier[metrics.title(key)] = steps
     if not earlier:
         return 'the last one of each run, not the best'

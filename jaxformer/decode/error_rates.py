@@ -7,12 +7,25 @@ from rapidfuzz.distance import Levenshtein
 Symbols = Sequence[str]
 
 
-def error_rates(hypotheses: Sequence[Symbols], references: Sequence[Sequence[Symbols]]) -> dict[str, float]:
-    """Symbol and sequence error rates, as fractions.
+def rate_names(data_name: str) -> tuple[str, str]:
+    """What the two rates are called: per and wer where a symbol is a phoneme and a sequence a word, as in CMUdict.
 
-    per (phoneme error rate on CMUdict) is the summed edit distance over the summed reference length, each hypothesis
-    measured against its nearest reference (the first of equals). wer (word error rate) is the share of hypotheses that
-    equal none of their references.
+    Of lines of text a symbol is a word, a character or a piece, and a sequence a line: symbol_errors and line_errors.
+    """
+    lines = data_name == 'parallel' or '/' in data_name
+    return ('symbol_errors', 'line_errors') if lines else ('per', 'wer')
+
+
+def error_rates(
+    hypotheses: Sequence[Symbols],
+    references: Sequence[Sequence[Symbols]],
+    names: tuple[str, str] = ('per', 'wer'),
+) -> dict[str, float]:
+    """Symbol and sequence error rates, as fractions, under the two names.
+
+    The first (phoneme error rate on CMUdict) is the summed edit distance over the summed reference length, each
+    hypothesis measured against its nearest reference (the first of equals). The second (word error rate) is the share
+    of hypotheses that equal none of their references.
 
     Raises:
       ValueError: the two lists differ in length, or are empty.
@@ -25,4 +38,4 @@ def error_rates(hypotheses: Sequence[Symbols], references: Sequence[Sequence[Sym
         distance += best
         length += len(candidates[nearest])
         wrong += best > 0
-    return {'per': distance / max(length, 1), 'wer': wrong / len(hypotheses)}
+    return dict(zip(names, (distance / max(length, 1), wrong / len(hypotheses)), strict=True))

@@ -14,7 +14,7 @@ from jaxformer.data.pipeline import eval_batches
 from jaxformer.data.sources import source_symbols
 from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import Vocabulary
-from jaxformer.decode.error_rates import error_rates
+from jaxformer.decode.error_rates import error_rates, rate_names
 from jaxformer.decode.greedy import greedy, start_symbols
 from jaxformer.errors import UserError
 from jaxformer.runtime import CountedJit
@@ -54,7 +54,7 @@ class Decoder:
                 if example >= 0:
                     hypotheses.append(self._vocab.split(self._vocab.join(hypothesis)))
                     references.append(split.references(int(example)))
-        return error_rates(hypotheses, references)
+        return error_rates(hypotheses, references, rate_names(self._cfg.data.name))
 
     def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
         """(output line, number of unknown source symbols) of each line, in order; a blank line gives an empty one.
@@ -63,7 +63,7 @@ class Decoder:
         a batch of its own, padded to the next power of two.
 
         Raises:
-          UserError: a line is longer than a learned position table reaches.
+          UserError: a line is longer than a table by position reaches.
         """
         name, vocab = self._cfg.data.name, self._vocab
         encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
@@ -85,10 +85,10 @@ class Decoder:
             if tokens:
                 needed = len(tokens) + 1
                 shape = next((size for size in sizes if needed <= size), 1 << (needed - 1).bit_length())
-                if self._cfg.model.position == 'learned':
+                if self._cfg.model.position == 'learned' or self._cfg.model.encoder_mixer in ('static', 'linformer'):
                     if needed > (longest := self._cfg.model.max_length):
                         raise UserError(
-                            f'line {index + 1}: {len(tokens)} symbols; learned positions end at '
+                            f'line {index + 1}: {len(tokens)} symbols; the tables by position end at '
                             f'config.model.max_length={longest}; shorten the line'
                         )
                     shape = min(shape, longest)

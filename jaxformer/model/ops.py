@@ -241,7 +241,7 @@ def dropout(x: Array, rate: float, key_2: Array) -> Array:
     """
     bits = random_bits(key_2, x.shape)
     keep = bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
-    return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))
+    return jnp.where(keep, (x.astype(jnp.float32) / (1 - rate)).astype(x.dtype), jnp.zeros((), x.dtype))
 
 
 def _avalanche(h: Array) -> Array:

@@ -6,12 +6,23 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxformer import checkpoint, files, sharding
+from jaxformer import checkpoint, config, files, sharding
 from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
-from jaxformer.decode.open import find_step
+from jaxformer.decode.open import find_step, read_config
 from jaxformer.errors import UserError
 from jaxformer.files import CHECKPOINTS, VOCAB
+
+START = 'start_from.json'
+"""In a run's directory: which step of the other run it began with."""
+
+_FREE = (
+    'model.remat',
+    'model.scan_unroll',
+    'model.vocab_size',
+    'model.dropout',
+    'model.precision',
+)  # say nothing about what a parameter means
 
 _SPELLING = (
     'symbols',
@@ -21,20 +32,25 @@ _SPELLING = (
 )  # parts of a vocabulary that say which text an id stands for
 
 
-def params_from(cfg: Config, vocab: Vocabulary, fresh: Any) -> Any:
+def params_from(cfg: Config, vocab: Vocabulary, fresh: Any, workdir: epath.Path) -> Any:
     """`fresh` with what the newest whole checkpoint of the run cfg.train.start_from has under the same paths.
 
-    What it does not have (another head) stays fresh and is named in a warning. Values take the dtype and the place of
-    the fresh ones.
+    Which step that was is written down in `workdir`, and taken again by a run that is started again before it saved
+    anything. What the other run does not have (another head, other classes) stays fresh and is named in a warning, as
+    are the fields of the model that differ. Values take the dtype and the place of the fresh ones.
 
     Raises:
       UserError: no such run or no checkpoint of it, other symbols, or a parameter of another shape.
     """
-    workdir = epath.Path(cfg.train.start_from).expanduser()
+    origin = epath.Path(cfg.train.start_from).expanduser()
     field = f'config.train.start_from={cfg.train.start_from}'
+    note = workdir / START
     try:
-        step = find_step(workdir)
-        symbols = files.read_json(workdir / VOCAB)
+        step = find_step(origin, files.read_json(note)['step'] if note.exists() else None)
+        symbols = files.read_json(origin / VOCAB)
+        other = read_config(origin)
+    except OSError as error:
+        raise UserError(f'{field}: {origin / VOCAB}: {error.strerror}; put the file back') from error
     except UserError as error:
         raise UserError(f'{field}: {error}') from error
     ours = vocab.to_json()
@@ -42,8 +58,10 @@ def params_from(cfg: Config, vocab: Vocabulary, fresh: Any) -> Any:
         logging.warning('%s: does not know its tokenizer; data.tokenizer_file is taken for it', field)
     elif [symbols.get(part) for part in _SPELLING] != [ours.get(part) for part in _SPELLING]:
         raise UserError(f'{field}: its symbols ({VOCAB}) are not those of data.name={cfg.data.name}; use the same data')
-    found = checkpoint.restore_params(workdir / CHECKPOINTS, step)
+    found = checkpoint.restore_params(origin / CHECKPOINTS, step)
     there = {sharding.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
+    if symbols.get('classes') != ours.get('classes'):
+        there = {name: leaf for name, leaf in there.items() if not name.startswith('classes')}
     missing: list[str] = []
 
     def take(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
@@ -65,4 +83,7 @@ def params_from(cfg: Config, vocab: Vocabulary, fresh: Any) -> Any:
         )
     if missing:
         logging.warning('%s has no %s: fresh values', field, ', '.join(missing))
+    if fields := [name for name in config.diff(other, cfg) if name.startswith('model.') and not name.startswith(_FREE)]:
+        logging.warning('%s: trained with another %s', field, ', '.join(fields))
+    files.write_json(note, {'run': str(origin), 'step': step})
     return params

@@ -140,3 +140,9 @@ def test_the_plan_says_what_is_there_and_writes_nothing(tmp_path):
     text = plan.as_text(grown, workdir, 2)
     assert '3 to run, 1 done' in text
     assert grid.cells[1].id in text
+
+
+def test_cells_whose_metric_is_of_other_things_are_warned_of(tmp_path):
+    split = standin.make_plan(tmp_path, "product({'eval.split': ('dev', 'test')})")
+    assert len(split.warnings) == 1 and "'split=test' has another eval.split than the base" in split.warnings[0]
+    assert standin.make_plan(tmp_path, "product({'model.num_heads': (8, 4)})").warnings == ()

@@ -1,5 +1,7 @@
 """A run that begins with the parameters of another: which it takes, which stay fresh, and what it refuses."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -57,3 +59,27 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(first, tmp_path, change
     with pytest.raises(UserError, match=message):
         loop.train(cfg, tmp_path / 'run')
     assert not (tmp_path / 'run' / files.CONFIG).exists()
+
+
+def test_a_run_killed_before_it_saved_begins_again_with_the_same_step(first, tmp_path):
+    cfg = small.make({'train.num_steps': 1, 'train.start_from': str(first), 'optim.learning_rate': 0.0})
+    (tmp_path / 'run').mkdir()
+    loop.train(cfg, tmp_path / 'once')
+    written = files.read_json(tmp_path / 'once' / 'start_from.json')
+    assert written == {'run': str(first), 'step': 3}
+    files.write_json(tmp_path / 'run' / 'start_from.json', written | {'step': 2})
+    with pytest.raises(UserError, match='no checkpoint of step 2; the steps there are: 3'):
+        loop.train(cfg, tmp_path / 'run')
+
+
+def test_fields_that_change_what_a_parameter_means_are_named(first, tmp_path, caplog):
+    cfg = small.make({'train.num_steps': 1, 'train.start_from': str(first), 'model.embedding.scale': 'none'})
+    loop.train(cfg, tmp_path / 'run')
+    assert 'trained with another model.embedding.scale' in caplog.text
+
+
+def test_a_run_without_its_symbols_is_one_line(first, tmp_path):
+    shutil.copytree(first, tmp_path / 'other')
+    (tmp_path / 'other' / 'vocab.json').unlink()
+    with pytest.raises(UserError, match=r'start_from=.*vocab.json'):
+        loop.train(small.make({'train.start_from': str(tmp_path / 'other')}), tmp_path / 'run')
