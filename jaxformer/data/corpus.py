@@ -28,7 +28,7 @@ from jaxformer.errors import UserError
 
 __all__ = ['SOURCES', 'SPLITS', 'Split']  # re-exported
 
-_FORMAT = 3
+_FORMAT = 4
 """Raised with every change of a source or of the files, so that what an older version prepared is not read."""
 
 

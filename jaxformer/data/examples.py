@@ -23,7 +23,8 @@ def without_empty(pairs: Sequence[Pair], name: str) -> list[Pair]:
     """The pairs of which neither side is blank. Both sides go together; a warning says from what, and how many."""
     kept = [pair for pair in pairs if pair['source'].strip() and pair['target'].strip()]
     if dropped := len(pairs) - len(kept):
-        logging.warning('%s: %d pairs with an empty side are left out', name, dropped)
+        what = '1 pair with an empty side is' if dropped == 1 else f'{dropped} pairs with an empty side are'
+        logging.warning('%s: %s left out', name, what)
     return kept
 
 

@@ -1,10 +1,14 @@
 """Which split an example belongs to where the data set does not say: by a hash, so that it never changes."""
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-SPLITS = ('train', 'dev', 'test')
+SHARES = {'train': 88, 'dev': 2, 'test': 10}
+"""Of a hundred keys."""
+
+SPLITS = tuple(SHARES)
 
 Item = TypeVar('Item')
 
@@ -12,7 +16,9 @@ Item = TypeVar('Item')
 def split_of(key: str) -> str:
     """'train', 'dev' or 'test' (88, 2 and 10 in a hundred), by the key alone, so that it never changes."""
     bucket = _hash(key) % 100
-    return 'train' if bucket < 88 else 'dev' if bucket < 90 else 'test'
+    return next(
+        split for split, bound in zip(SPLITS, itertools.accumulate(SHARES.values()), strict=True) if bucket < bound
+    )
 
 
 def divided(items: Sequence[Item], keys: Iterable[str]) -> dict[str, list[Item]]:

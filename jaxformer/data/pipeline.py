@@ -104,6 +104,7 @@ class EvalBatches:
         self._rows = process_rows('eval.batch_size', batch_size, process_index, process_count)
         assigned = assign_buckets(split, buckets)
         self.skipped = int(np.sum(assigned < 0))
+        self.num_examples = len(assigned) - self.skipped
         self._plan = [
             (shape, rows_B)
             for bucket, shape in enumerate(buckets)

@@ -10,7 +10,8 @@ from jaxformer.data.text import IN_NAME, find, pieces, read_text
 def read(data: DataConfig, directory: epath.Path) -> dict[str, list[str]]:
     """The documents of each split: whole files where {split} in the name says which, in the order of their names.
 
-    Else the files are cut into pieces of about 4 KB (`text.pieces`), which are split by a hash of their content.
+    Else the files are cut into pieces of about 4 KB (`text.pieces`), which are split by a hash of their content without
+    the blanks around it.
 
     Raises:
       UserError: there is no such file, or one that is not UTF-8.
@@ -19,4 +20,4 @@ def read(data: DataConfig, directory: epath.Path) -> dict[str, list[str]]:
     if IN_NAME in data.source:
         return {split: [read_text(file) for file in find('data.source', data.source, split)] for split in SPLITS}
     cut = [piece for file in find('data.source', data.source) for piece in pieces(read_text(file))]
-    return divided(cut, cut)
+    return divided(cut, (piece.strip() for piece in cut))

@@ -1,5 +1,6 @@
 """From the examples of a data set to arrays of ids and a vocabulary, on disk."""
 
+import collections
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from etils import epath
 
 from jaxformer import files
 from jaxformer.config import DataConfig
-from jaxformer.data import sources, special_ids, syntax
+from jaxformer.data import sources, special_ids, syntax, too_few
 from jaxformer.data.examples import Labelled, without_empty
 from jaxformer.data.held_out import SPLITS
 from jaxformer.data.ragged import Ragged
@@ -41,7 +42,7 @@ def _pairs(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocab
     own = source.source_symbols
     # A pair with an empty side teaches nothing. Other splits keep theirs, since each of their lines counts.
     pairs = {**examples, 'train': without_empty(examples['train'], 'train')}
-    _refuse_nothing(data, pairs['train'], 'give pairs of lines of which neither is blank')
+    too_few.refuse(data, 'train', len(pairs['train']))
     texts = (
         text
         for row in pairs['train']
@@ -62,7 +63,7 @@ def _pairs(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocab
 
 def _text(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:
     documents = {split: [document for document in examples[split] if document] for split in SPLITS}
-    _refuse_nothing(data, documents['train'], 'give a longer text')
+    too_few.refuse(data, 'train', sum(map(bool, map(str.strip, documents['train']))))
     vocab = _vocabulary(data, documents['train'])
     for split in SPLITS:
         _save(directory, f'{split}.documents', vocab, _ended(vocab, vocab.encode_texts(documents[split])))
@@ -73,10 +74,9 @@ def _text(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabu
 
 def _labelled(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:
     rows: Mapping[str, Sequence[Labelled]] = examples
-    _refuse_nothing(data, rows['train'], 'give lines of label, tab, text')
+    too_few.refuse(data, 'train', len(rows['train']))
     per_token, longest = sources.per_token(data), sources.piece_length(data)
-    names = {str(row.label) for split in SPLITS for row in rows[split]} if not per_token else ()
-    classes = syntax.CLASSES if per_token else tuple(sorted(names))
+    classes = syntax.CLASSES if per_token else _classes(data, rows)
     texts = [row.text for row in rows['train']]
     vocab = _vocabulary(data, texts, classes=classes)
     for split in SPLITS:
@@ -105,14 +105,33 @@ def _vocabulary(
     """
     if data.tokenizer != 'file':
         return Vocabulary.learn(data.tokenizer, texts, data.tokenizer_size, alphabet, classes)
-    vocab = Vocabulary.of_file(TokenizerFile.read(data.tokenizer_file), classes)
+    try:
+        vocab = Vocabulary.of_file(TokenizerFile.read(data.tokenizer_file), classes)
+    except UserError as error:
+        raise UserError(
+            f'data.tokenizer_file={data.tokenizer_file}: no tokenizer.json ({error}); give that file of a fast '
+            'tokenizer, which `tokenizer.save_pretrained(directory)` of transformers writes'
+        ) from error
     special_ids.refuse_missing(data, vocab.ids)
     return vocab
 
 
-def _refuse_nothing(data: DataConfig, rows: Sequence[Any], remedy: str) -> None:
-    if not rows:
-        raise UserError(f'data.name={data.name}: no training examples; {remedy}')
+def _classes(data: DataConfig, rows: Mapping[str, Sequence[Labelled]]) -> tuple[str, ...]:
+    """The labels of train, sorted. Raises UserError where there is one alone, or another in dev or test."""
+    counts = {split: collections.Counter(str(row.label) for row in rows[split]) for split in SPLITS}
+    classes = tuple(sorted(counts['train']))
+    if len(classes) == 1:
+        raise UserError(
+            f'data.source={data.source}: only one label, {classes[0]!r}, in train; give lines of two or more'
+        )
+    for split in SPLITS[1:]:
+        if strange := sorted(counts[split].keys() - counts['train'].keys()):
+            label, number = strange[0], counts[split][strange[0]]
+            raise UserError(
+                f'data.source={data.source}: label {label!r} is in {split} ({number} example{"s" * (number != 1)}) and '
+                'not in train; give train lines of it, or take it out'
+            )
+    return classes
 
 
 def _pieces(row: np.ndarray, longest: int | None) -> list[np.ndarray]:

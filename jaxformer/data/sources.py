@@ -72,12 +72,12 @@ def _library_settings(data: DataConfig) -> dict[str, Any]:
     return {'python': platform.python_version(), 'files': stdlib.fingerprint(), **_fields(data, *_SPELLING)}
 
 
-def _file_settings(*fields: str) -> Callable[[DataConfig], dict[str, Any]]:
-    """The files that the fields name, as they are now."""
+def _file_settings(*fields: str, several: bool = False) -> Callable[[DataConfig], dict[str, Any]]:
+    """The files that the fields name, as they are now; `several` to a field, if it may be a directory or a pattern."""
 
     def settings(data: DataConfig) -> dict[str, Any]:
-        found = {field: text.fingerprint(text.find_all(f'data.{field}', getattr(data, field))) for field in fields}
-        return found | _fields(data, *_SPELLING)
+        paths = {field: text.find_all(f'data.{field}', getattr(data, field), several) for field in fields}
+        return {field: text.fingerprint(found) for field, found in paths.items()} | _fields(data, *_SPELLING)
 
     return settings
 
@@ -102,7 +102,7 @@ SOURCES: Mapping[str, Source] = {
     'sort': _SYNTHETIC,
     'parallel': Source(kind='pairs', module='jaxformer.data.parallel', settings=_file_settings('source', 'target')),
     'stdlib': Source(kind='text', module='jaxformer.data.stdlib', settings=_library_settings),
-    'text': Source(kind='text', module='jaxformer.data.plain_text', settings=_file_settings('source')),
+    'text': Source(kind='text', module='jaxformer.data.plain_text', settings=_file_settings('source', several=True)),
     'stdlib_labels': Source(
         kind='labelled',
         module='jaxformer.data.stdlib_labels',

@@ -46,11 +46,12 @@ def read_text(path: epath.PathLike) -> str:
         raise UserError(f'{path}: cannot be read ({error.strerror}); give the path of a text file') from None
 
 
-def find(field: str, name: str, split: str | None = None) -> list[epath.Path]:
+def find(field: str, name: str, split: str | None = None, several: bool = True) -> list[epath.Path]:
     """The files that `name` stands for: a file, all files below a directory (but hidden ones), or a pattern (*, ?, **).
 
     Args:
       field: of the configuration, for the message. split: what {split} in the name stands for.
+      several: whether the name may be that of a directory, or a pattern; else it has to be a file.
 
     Raises:
       UserError: there is none.
@@ -58,6 +59,8 @@ def find(field: str, name: str, split: str | None = None) -> list[epath.Path]:
     path = epath.Path(name if split is None else name.replace(IN_NAME, split)).expanduser()
     if path.exists() and not path.is_dir():
         return [path]
+    if not several:
+        raise UserError(f'{field}={name}: {path} is no file; give one')
     pattern = f'{glob.escape(os.fspath(path))}/**' if path.is_dir() else os.fspath(path)
     found = [epath.Path(file) for file in sorted(glob.glob(pattern, recursive=True))]
     if not (files := [file for file in found if file.is_file()]):
@@ -65,10 +68,10 @@ def find(field: str, name: str, split: str | None = None) -> list[epath.Path]:
     return files
 
 
-def find_all(field: str, name: str) -> list[epath.Path]:
+def find_all(field: str, name: str, several: bool = True) -> list[epath.Path]:
     """The files of all splits."""
     splits = SPLITS if IN_NAME in name else (None,)
-    return [file for split in splits for file in find(field, name, split)]
+    return [file for split in splits for file in find(field, name, split, several)]
 
 
 def fingerprint(paths: list[epath.Path]) -> list[tuple[str, int, int]]:
@@ -84,15 +87,22 @@ def _size_and_time(path: epath.Path) -> tuple[int, int]:
     return here.st_size, here.st_mtime_ns
 
 
-def pieces(text: str, size: int = 4096) -> Iterator[str]:
-    """Cuts a text into pieces of about `size` characters at blank lines, else at line ends; joined they are `text`."""
-    start = 0
-    while start < len(text):
+PIECE = 4096
+"""Characters, about, of the pieces that go to one split or another."""
+
+
+def pieces(text: str, size: int = PIECE) -> Iterator[str]:
+    """Cuts a text into pieces of about `size` characters at blank lines, else at line ends; joined they are `text`.
+
+    The blank lines at its end belong to the last piece, and move no cut. A blank text has no pieces.
+    """
+    start, last = 0, len(text.rstrip())
+    while start < last:
         end = start + size
         for mark, reach in (('\n\n', 2), ('\n', 3)):
-            found = text.find(mark, end, start + reach * size)
+            found = text.find(mark, end, min(start + reach * size, last))
             if found >= 0:
                 end = found + len(mark)
                 break
-        yield text[start:end]
+        yield text[start:end] if end < last else text[start:]
         start = end

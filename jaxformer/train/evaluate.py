@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from jaxformer import losses, objectives, sharding
 from jaxformer.config import Config
+from jaxformer.data import too_few
 from jaxformer.data.corpus import Split
 from jaxformer.data.pipeline import EvalBatches, eval_batches
 from jaxformer.data.splits import TextSplit
@@ -30,10 +31,11 @@ class Evaluator:
         """The batches of a split.
 
         Raises:
-          UserError: no example of it fits the buckets: every number about it would be an invention.
+          UserError: it has no example, or none that fits the buckets: every number about it would be an invention.
         """
         batches = eval_batches(split, self._cfg.data.buckets, self._rows, jax.process_index(), jax.process_count())
-        if not len(batches):
+        too_few.refuse(self._cfg.data, split.name, batches.num_examples + batches.skipped)
+        if not batches.num_examples:
             buckets = self._cfg.data.buckets
             raise UserError(f'config.data.buckets={buckets}: no example of {split.name} fits; add a larger one')
         return batches

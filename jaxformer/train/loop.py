@@ -28,8 +28,9 @@ from etils import epath
 from jaxformer import checkpoint, config, files, objectives, optim, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
-from jaxformer.data import pipeline, special_ids
+from jaxformer.data import pipeline, special_ids, too_few
 from jaxformer.data.splits import PairSplit
+from jaxformer.decode.error_rates import rate_names
 from jaxformer.decode.predict import Decoder
 from jaxformer.errors import RunError, UserError
 from jaxformer.model import transformer
@@ -100,7 +101,8 @@ class _Run:
         self.update = compiled_step(cfg, self.model, self.optimizer, self.target)
         self.evaluator = Evaluator(cfg, self.model, self.mesh)
         self.decoder = Decoder(cfg, self.model, corpus.vocab, self.mesh)
-        self.evaluator.batches(self.split)  # refuses one that has none now, not after the training
+        held_out = self.evaluator.batches(self.split)  # refuses one that has none now, not after the training
+        too_few.warn(cfg.data, self.split.name, held_out.num_examples)
         self.step = 0
         self.skipping = False  # the last update was dropped
         self.counted = objectives.counted(cfg.model.family)
@@ -114,7 +116,7 @@ class _Run:
         if step is None:
             state = states.initialise(self.model, self.optimizer, self.cfg.seed, self.target)
             if self.cfg.train.start_from:
-                state = state.replace(params=start.params_from(self.cfg, self.vocab, state.params))
+                state = state.replace(params=start.params_from(self.cfg, self.vocab, state.params, self.workdir))
         elif step > self.cfg.train.num_steps:
             raise UserError(
                 f'config.train.num_steps={self.cfg.train.num_steps}: {self.workdir} is at step {step} already; '
@@ -175,7 +177,8 @@ class _Run:
         evaluate, decode = self._evaluation_due(self.step)
         lines = read_metrics(self.workdir / METRICS)
         written = {name for line in lines if line['step'] == self.step for name in line}
-        there = f'{self.split.name}/{"wer" if decode else "loss"}' in written
+        last = rate_names(self.cfg.data.name)[-1] if decode else 'loss'
+        there = f'{self.split.name}/{last}' in written
         if self.step == self.cfg.train.num_steps or (self.step and evaluate and not there):
             return self._evaluate(state.params, decode)
         return {}

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from jaxformer.data import corpus as corpus_lib
-from jaxformer.data import labelled, parallel
+from jaxformer.data import labelled, parallel, plain_text, too_few
+from jaxformer.data.examples import without_empty
 from jaxformer.data.held_out import SPLITS, split_of
 from jaxformer.data.vocab import BOS, EOS, MASK, UNK
 from jaxformer.errors import UserError
@@ -151,7 +152,7 @@ def test_text_files_without_a_split_are_cut_and_lose_nothing(make_data, tmp_path
     for name in SPLITS:
         documents = corpus.split(name).documents
         texts = [corpus.decode(documents[i].tolist()) for i in range(len(documents))]
-        assert texts and all(split_of(text) == name for text in texts)
+        assert texts and all(split_of(text.strip()) == name for text in texts)
         found.update(texts)
     assert sorted(''.join(found)) == sorted(''.join(paragraphs))
     assert sum(len(text) for text in found) / len(found) == pytest.approx(4096, rel=0.1)
@@ -159,10 +160,10 @@ def test_text_files_without_a_split_are_cut_and_lose_nothing(make_data, tmp_path
 
 def test_no_text_at_all_is_refused(make_data, tmp_path):
     write(tmp_path, nothing='')
-    with pytest.raises(UserError, match='data.name=text: no training examples; .*longer'):
+    with pytest.raises(UserError, match='data.source=.*/nothing: no example for train; .*give more text'):
         corpus_lib.load(make_data(tmp_path / 'data', 'text', source=f'{tmp_path}/nothing', tokenizer='bytes'))
     write(tmp_path, **{f'{split}.txt': '' if split == 'train' else 'text' for split in SPLITS})
-    with pytest.raises(UserError, match='data.name=text: no training examples'):
+    with pytest.raises(UserError, match='data.source=.*: no example for train; write more into .*train.txt'):
         corpus_lib.load(make_data(tmp_path / 'data', 'text', source=f'{tmp_path}/{{split}}.txt', tokenizer='bytes'))
     with pytest.raises(UserError, match='data.source=.*absent'):
         corpus_lib.load(make_data(tmp_path / 'data', 'text', source=f'{tmp_path}/absent', tokenizer='bytes'))
@@ -198,3 +199,96 @@ def test_a_file_of_labels_is_split_by_its_texts(make_data, tmp_path):
     for name, split in rows.items():
         texts = [corpus.decode(split.tokens[i].tolist()) for i in range(len(split))]
         assert {split_of(text) for text in texts} == {name} and np.isin(split.labels.values, (0, 1, 2)).all()
+
+
+@pytest.mark.parametrize('ending', ['', '\n', '\r\n', '\n\n'])
+@pytest.mark.parametrize('mark', ['', '\ufeff'])
+def test_marks_and_ends_of_a_file_move_nothing_to_another_split(make_data, tmp_path, mark, ending):
+    """The last piece has the split that it has with a newline behind it."""
+    lines = [f'{i} the quick brown fox jumps over the lazy dog number {i}' for i in range(500)]
+    write(tmp_path, a='\n'.join(lines) + '\n', b=mark + '\n'.join(lines) + ending)
+    splits = []
+    for name in 'ab':
+        examples = plain_text.read(make_data(tmp_path, 'text', source=f'{tmp_path}/{name}'), tmp_path)
+        splits.append({split: [text.rstrip() for text in examples[split]] for split in SPLITS})
+    assert splits[0] == splits[1] and not any('\ufeff' in text for text in splits[1]['train'])
+    write(tmp_path, c=f'{mark}yes\tone\nno\ttwo' + ending)
+    assert [row.label for row in labelled.parse(f'{tmp_path}/c')] == ['yes', 'no']
+    assert parallel.aligned(f'{tmp_path}/b', f'{tmp_path}/b')[0]['source'] == lines[0]
+
+
+ONE = {
+    'text': ('a line', {'tokenizer': 'bytes'}, 'pieces of about 4,096 characters'),
+    'parallel': ('a line', {}, 'lines'),
+    'labelled': ('yes\ta\nno\ta', {'tokenizer': 'bytes'}, 'lines'),
+}
+
+
+@pytest.mark.parametrize('name', ONE)
+@pytest.mark.parametrize('content', ['', '\n', ' \n\n', None])
+def test_too_little_to_divide_is_said_with_the_shares_and_the_remedy(make_data, tmp_path, name, content):
+    line, fields, unit = ONE[name]
+    write(tmp_path, a=line if content is None else content)
+    data = make_data(tmp_path / 'data', name, source=f'{tmp_path}/a', target=f'{tmp_path}/a', **fields)
+    said = rf'data.source={tmp_path}/a: no example for (train|dev); .* its {unit} .*88 .* 2 .*10 .*{{split}}'
+    with pytest.raises(UserError, match=said):
+        too_few.refuse(data, 'dev', _size(corpus_lib.load(data).split('dev')))
+    for split in SPLITS:
+        write(tmp_path, **{f'{split}.x': '' if split == 'dev' else line})
+    names = dict.fromkeys(('source', 'target'), f'{tmp_path}/{{split}}.x')
+    data = make_data(tmp_path / 'data', name, **names, **fields)
+    corpus = corpus_lib.load(data)
+    with pytest.raises(UserError, match=rf'data.source=.*: no example for dev; .*{tmp_path}/dev.x'):
+        too_few.refuse(data, 'dev', _size(corpus.split('dev')))
+    too_few.refuse(data, 'test', _size(corpus.split('test')))
+
+
+def _size(split):
+    return len(split.fits((100,) * (1 + (split.kind == 'pairs'))))
+
+
+def test_a_small_dev_is_warned_of(make_data, tmp_path, caplog):
+    data = make_data(tmp_path, 'text', source='a')
+    too_few.warn(data, 'dev', 30)
+    assert not caplog.text
+    too_few.warn(data, 'dev', 29)
+    assert 'dev has only 29 examples' in caplog.text and '{split}' in caplog.text
+    too_few.warn(make_data(tmp_path, 'copy'), 'dev', 5)
+    assert 'data.name=copy: dev has only 5 examples' in caplog.text
+    too_few.warn(data, 'test', 1)
+    assert 'test has only 1 example;' in caplog.text
+
+
+@pytest.mark.parametrize('name', ['parallel', 'labelled'])
+def test_one_file_is_no_directory_and_no_pattern(make_data, six, name):
+    for missing in (f'{six}/absent', f'{six}/*.en', f'{six}'):
+        data = make_data(six / 'data', name, source=missing, target=f'{six}/dev.de', tokenizer='bytes')
+        with pytest.raises(UserError) as error:
+            corpus_lib.load(data)
+        assert f'data.source={missing}: ' in str(error.value) and 'is no file; give one' in str(error.value)
+        assert 'pattern' not in str(error.value)
+
+
+def test_labels_that_cannot_be_learnt_are_refused(make_data, tmp_path):
+    lines = {'train': 'yes\ta\nno\tb\n', 'dev': 'yes\ta\nso\tb\nso\tc\n', 'test': 'no\ta\n'}
+    write(tmp_path, **{f'{split}.tsv': text for split, text in lines.items()})
+    data = make_data(tmp_path / 'data', 'labelled', source=f'{tmp_path}/{{split}}.tsv', tokenizer='bytes')
+    with pytest.raises(UserError, match=r"data.source=.*: label 'so' is in dev \(2 examples\) and not in train; "):
+        corpus_lib.load(data)
+    write(tmp_path, **{f'{split}.tsv': 'yes\ta\nyes\tb\n' for split in SPLITS})
+    with pytest.raises(UserError, match=r"data.source=.*: only one label, 'yes', in train; "):
+        corpus_lib.load(data)
+
+
+def test_one_pair_is_one_pair(make_data, tmp_path, caplog):
+    without_empty([{'source': '', 'target': 'b', 'references': ['b']}], 'train')
+    assert 'train: 1 pair with an empty side is left out' in caplog.text
+
+
+@pytest.mark.parametrize('content', ['{', 'hello', '[]', '{"a": 0}', '{"model": {"vocab": 3}}'])
+def test_what_is_no_tokenizer_is_named_by_its_field(make_data, tmp_path, content):
+    write(tmp_path, a='some text\n' * 2000, vocab=content)
+    path = f'{tmp_path}/vocab'
+    data = make_data(tmp_path / 'data', 'text', source=f'{tmp_path}/a', tokenizer='file', tokenizer_file=path)
+    with pytest.raises(UserError, match=rf'data.tokenizer_file={path}: .*no tokenizer.json.*save_pretrained'):
+        corpus_lib.load(data)

@@ -81,3 +81,16 @@ def test_pieces_end_at_blank_lines_and_join_to_the_text():
     assert ''.join(pieces(lines, 100)) == lines and all(piece.endswith('\n') for piece in pieces(lines, 100))
     assert [len(piece) for piece in pieces('x' * 250, 100)] == [100, 100, 50]  # no line end near
     assert list(pieces('', 100)) == []
+
+
+@pytest.mark.parametrize('end', ['\n', '\n\n', ' \r\n\n\n', '\n' * 150])
+def test_the_end_of_a_text_moves_no_cut(end):
+    for text in (
+        'a line of a poem without end\n' * 90 + 'x',
+        'paragraph\n' * 9 + '\n' + 'x' * 205,
+        'x' * 99,
+        'x' * 100,
+    ):
+        bare, ended = list(pieces(text, 100)), list(pieces(text + end, 100))
+        assert ended == [*bare[:-1], bare[-1] + end]
+    assert list(pieces(end, 100)) == []

@@ -56,7 +56,7 @@ class NoEvaluator:
         pass
 
     def batches(self, split):
-        return [None]
+        return type('Batches', (), {'num_examples': 99})()
 
     def split_losses(self, params, split):
         return {'loss': 1.5}

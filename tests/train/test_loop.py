@@ -279,6 +279,20 @@ def test_a_mistake_does_not_claim_the_directory(tmp_path, mistake, says):
     assert [path.name for path in (tmp_path / 'run').iterdir()] == ['.lock']
 
 
+def test_a_file_that_leaves_dev_empty_is_refused_for_that(tmp_path):
+    (tmp_path / 'a').write_text('one line')
+    fields = {'data.name': 'parallel', 'data.source': str(tmp_path / 'a'), 'data.target': str(tmp_path / 'a')}
+    with pytest.raises(UserError, match=r'data.source=.*: no example for dev; a hash divides its lines .*{split}'):
+        loop.train(small.make(fields | {'data.dir': str(tmp_path / 'data')}), tmp_path / 'run')
+
+
+def test_numbers_about_few_examples_are_warned_of(tmp_path, warnings):
+    loop.train(small.make(small.QUICK | {'train.num_steps': 1}), tmp_path / 'run')
+    assert [text for text in warnings if 'only' in text] == [
+        'data.name=reverse: dev has only 5 examples; ask for more, or use another data set'
+    ]
+
+
 @pytest.fixture
 def warnings(monkeypatch):
     said = []
