@@ -146,7 +146,10 @@ def get_config() -> ConfigDict:
     # labelled: stdlib_labels (data.labels) | labelled (a file of lines: label, tab, text)
     data.name = 'cmudict'
     data.dir = '~/.cache/jaxformer/data'  # prepared once, shared by all runs
-    data.source = ''  # parallel, text, labelled: a file; {split} in its name for train, dev, test. TFDS: a feature
+    # parallel, labelled: a file; text: a file, a directory or a pattern (*, ?, **); TFDS: a feature. {split} in its
+    # name stands for train, dev and test. Without it a hash of each line (parallel: of the source; labelled: of the
+    # text), or of each piece of about 4,096 characters of a text, sends 88 % to train, 2 % to dev and 10 % to test.
+    data.source = ''
     data.target = ''  # parallel: the other file. TFDS: the other feature
     # native (symbols of the task, or words) | characters | bytes | bpe (of bytes, trained) | file (of another model)
     data.tokenizer = 'native'

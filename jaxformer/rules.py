@@ -65,6 +65,12 @@ DATA_KINDS: Mapping[str, str] = {
 """data.name → what an example is; any other name with a '/' is a TFDS translation data set, of pairs."""
 
 NEEDED_FILES = {'parallel': ('source', 'target'), 'text': ('source',), 'labelled': ('source',)}
+NEEDED_AS = {
+    'parallel': 'a file of lines',
+    'text': 'a text file, a directory or a pattern of some',
+    'labelled': 'a file of lines: label, tab, text',
+}
+"""data.name → the fields that name files, and what they may name."""
 
 KIND_OF_FAMILY = {'seq2seq': 'pairs', 'lm': 'text', 'mlm': 'text', 'classifier': 'labelled'}
 
@@ -249,7 +255,8 @@ def _data(cfg: Config) -> Iterable[Problem]:
         yield 'data.name', f'one of {fitting} with model.family={family}'
     for name in ('source', 'target') if '/' in data.name else NEEDED_FILES.get(data.name, ()):
         if not get(data, name):
-            yield f'data.{name}', f'set with data.name={data.name}: a file (or the name of a TFDS feature)'
+            what = 'the name of a TFDS feature' if '/' in data.name else NEEDED_AS[data.name]
+            yield f'data.{name}', f'set with data.name={data.name}: {what}'
     if data.tokenizer != 'native' and data.name in ('cmudict', 'copy', 'reverse', 'sort'):
         yield 'data.tokenizer', f'native with data.name={data.name}, which has symbols of its own'
     if data.tokenizer == 'native' and kind in ('text', 'labelled'):
