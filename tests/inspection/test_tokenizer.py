@@ -1,4 +1,4 @@
-"""An export has the tokenizer of its run: the same ids for every text, and an import of it can be trained and judged."""
+"""An export has the tokenizer of its run: the same ids for every text, and an import of it is trained and judged."""
 
 import json
 
