@@ -33,8 +33,8 @@ def write(
 
     With a vocabulary also tokenizer.json, where one can say what it does.
 
-    The types of the tensors are those of the parameters. Dropout rates are written as far as the layout has them, and
-    what only training needs is not.
+    The types of the tensors are those of the parameters: of an import always float32, whatever its file held. Dropout
+    rates are written as far as the layout has them, and what only training needs is not.
 
     Args:
       params: a tree of arrays. model_type: gpt2 | llama | bert | t5 | marian; None takes the one that can express cfg.

@@ -23,8 +23,8 @@ from typing import Any
 
 import flax.traverse_util
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
+from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 from safetensors import SafetensorError, safe_open
@@ -48,7 +48,9 @@ def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
     """(configuration, parameters as a tree of numpy arrays) of a model that transformers' `save_pretrained` wrote.
 
     The configuration is `configs/base.py` with the model's fields; token ids stay those of the checkpoint. Parameters
-    are bfloat16 where every tensor is, else float32. Tensors are read one at a time.
+    are float32, which holds F16 and BF16 exactly: in bfloat16 itself the steps of further training would be lost, as
+    they are smaller than half of what lies between a weight and the next number. Tensors are read one at a time; one
+    with numbers that are not finite is warned of.
 
     Raises:
       UserError: a file is missing or damaged, config.json asks for something that is not supported, or a tensor is
@@ -72,12 +74,9 @@ def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
     shapes = parameter_shapes(cfg)
     rows = [row for row in layout.rows if row.counts(fields, shapes)]
     tensors.refuse_strangers(layout, rows, shapes)
-    dtype = ml_dtypes.bfloat16 if tensors.all_bfloat16(rows, shapes) else np.float32
-    if dtype is not np.float32:
-        config.override(edited, {'model.precision.parameters': 'bfloat16'})
     params: dict[str, np.ndarray] = {}
     for row in rows:
-        params |= row.join(map(tensors.read, row.names(shapes)), shapes, dtype)
+        params |= row.join(map(tensors.weights, row.names(shapes)), shapes, np.float32)
     if without := [path for path in shapes if path not in params]:
         raise UserError(f'{directory / SETTINGS}: {layout.name} has no tensor for parameter {without[0]}')
     return edited, flax.traverse_util.unflatten_dict(params, sep='/')
@@ -172,6 +171,13 @@ class Tensors:
         file, stored = self._places[name]
         return file.get_tensor(stored)
 
+    def weights(self, name: str) -> np.ndarray:
+        """The tensor, read now; a warning where numbers of it are not finite."""
+        values = self.read(name)
+        if bad := int(np.sum(~np.isfinite(values))):
+            logging.warning('%s: tensor %s: %d of %d numbers are not finite', self.directory, name, bad, values.size)
+        return values
+
     def shape(self, name: str) -> tuple[int, ...]:
         file, stored = self._places[name]
         return tuple(file.get_slice(stored).get_shape())
@@ -191,9 +197,6 @@ class Tensors:
         return any(
             copy in names and copy in self and of in self and not self.equal(copy, of) for copy, of in layout.copies
         )
-
-    def all_bfloat16(self, rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        return all(self.dtype(name) == 'BF16' for row in rows for name in row.names(shapes))
 
     def refuse_strangers(self, layout: Layout, rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raises UserError where a tensor is missing, left over, of another shape or of no known type."""

@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import flax.traverse_util
+import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
@@ -56,7 +57,7 @@ def make_cfg(name, **changes):
 def random_params(cfg, seed=0):
     """A tree of random numbers in the type of cfg's parameters."""
     rng = np.random.default_rng(seed)
-    dtype = import_.ml_dtypes.bfloat16 if cfg.model.precision.parameters == 'bfloat16' else np.float32
+    dtype = ml_dtypes.bfloat16 if cfg.model.precision.parameters == 'bfloat16' else np.float32
     flat = {path: rng.normal(size=shape).astype(dtype) for path, shape in import_.parameter_shapes(cfg).items()}
     return flax.traverse_util.unflatten_dict(flat, sep='/')
 

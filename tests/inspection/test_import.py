@@ -134,12 +134,36 @@ def test_types_of_numbers(tmp_path):
     assert said == 'float32' and {values.dtype for values in flat.values()} == {np.dtype('float32')}
     np.testing.assert_array_equal(flat['embedding'], weights.astype(np.float16).astype(np.float32))
     said, flat = read(lambda name: ml_dtypes.bfloat16)
-    assert said == 'bfloat16' and {values.dtype for values in flat.values()} == {np.dtype(ml_dtypes.bfloat16)}
-    np.testing.assert_array_equal(flat['embedding'], weights.astype(ml_dtypes.bfloat16))
+    assert said == 'float32' and {values.dtype for values in flat.values()} == {np.dtype('float32')}
+    np.testing.assert_array_equal(flat['embedding'], weights.astype(ml_dtypes.bfloat16).astype(np.float32))
     said, flat = read(lambda name: np.float32 if 'norm' in name else ml_dtypes.bfloat16)
     assert said == 'float32'
     np.testing.assert_array_equal(flat['embedding'], weights.astype(ml_dtypes.bfloat16).astype(np.float32))
     np.testing.assert_array_equal(flat['decoder/final_norm/scale'], bridge.flatten(params)['decoder/final_norm/scale'])
+
+
+def test_a_small_step_from_an_import_of_bfloat16_moves_it(tmp_path):
+    """5e-5 is less than half of what lies between 1 and the next bfloat16: as such it would be lost."""
+    bridge.written('gpt2', tmp_path, model__precision__parameters='bfloat16')
+    edited, params = import_.read(tmp_path)
+    assert config.resolve(edited).model.precision.parameters == 'float32'
+    for path, values in bridge.flatten(params).items():
+        assert np.all(values - np.float32(5e-5) * np.sign(values) != values), path
+
+
+def test_numbers_that_are_not_finite_are_warned_of_by_the_name_of_their_tensor(tmp_path, caplog):
+    bridge.written('llama', tmp_path)
+    import_.read(tmp_path)
+    assert 'finite' not in caplog.text
+    broken = np.ones(24, 'f')
+    broken[[2, 5]] = np.nan, np.inf
+    halves = np.full((37, 24), np.inf, np.float16)
+    bridge.edit(tmp_path, tensors={NORM: broken, 'lm_head.weight': halves})
+    _, params = import_.read(tmp_path)
+    assert np.isnan(bridge.flatten(params)['decoder/layers/self_attention_norm/scale'][1, 2])
+    assert f'tensor {NORM}: 2 of 24 numbers are not finite' in caplog.text and str(tmp_path) in caplog.text
+    assert f'tensor lm_head.weight: {37 * 24} of {37 * 24} numbers are not finite' in caplog.text
+    assert caplog.text.count('not finite') == 2
 
 
 def test_a_tied_softmax_that_differs_is_a_softmax_of_its_own(tmp_path):
