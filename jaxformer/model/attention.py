@@ -243,8 +243,9 @@ class Linformer(SelfAttention):
         real = context.valid_BT[:, :, None, None]
         k_BSGK = jnp.where(real, position.rotate(cfg, self.keys(x_BTD), context.position_BT), 0)
         v_BSGE = jnp.where(real, self.values(x_BTD), 0)
-        k_BPGK = jnp.einsum('PS,BSGK->BPGK', self.key_projection[:, :S].astype(k_BSGK.dtype), k_BSGK)
-        v_BPGE = jnp.einsum('PS,BSGE->BPGE', self.value_projection[:, :S].astype(v_BSGE.dtype), v_BSGE)
+        # With the projection first XLA lays the slots out in a way whose scores no CPU can compute in bfloat16.
+        k_BPGK = jnp.einsum('BSGK,PS->BPGK', k_BSGK, self.key_projection[:, :S].astype(k_BSGK.dtype))
+        v_BPGE = jnp.einsum('BSGE,PS->BPGE', v_BSGE, self.value_projection[:, :S].astype(v_BSGE.dtype))
         q_BTHK = position.rotate(cfg, self.queries(x_BTD), context.position_BT)
         scores_BHTP = SCORES[cfg.attention.score](self, q_BTHK, k_BPGK)
         some = jnp.any(context.valid_BT, axis=1)[:, None, None, None]  # a row of padding alone attends to nothing
