@@ -14,7 +14,8 @@ from etils import epath
 
 from jaxformer.errors import UserError
 
-CONFIG, VOCAB, CHECKPOINTS, GRID = 'config.json', 'vocab.json', 'checkpoints', 'grid.json'
+CONFIG, VOCAB, DATA = 'config.json', 'vocab.json', 'data.json'
+CHECKPOINTS, GRID = 'checkpoints', 'grid.json'
 """Names in the directory of a run that more than its training reads."""
 
 

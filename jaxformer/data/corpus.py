@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from absl import logging
 from etils import epath
@@ -28,7 +29,7 @@ from jaxformer.errors import UserError
 
 __all__ = ['SOURCES', 'SPLITS', 'Split']  # re-exported
 
-_FORMAT = 4
+_FORMAT = 5
 """Raised with every change of a source or of the files, so that what an older version prepared is not read."""
 
 
@@ -129,6 +130,11 @@ def _damage_named(directory: epath.Path) -> Iterator[None]:
         raise UserError(f'{directory}: damaged ({error}); remove it and it is prepared anew') from None
 
 
+def identity(data: DataConfig) -> dict[str, Any]:
+    """All that the examples depend on, down to the contents of files and the versions of packages, as plain values."""
+    return json.loads(json.dumps({'name': data.name, **sources.find(data.name).settings(data)}))
+
+
 def prepared_directory(data: DataConfig) -> epath.Path:
     """Where `load` keeps a data set: named after `data`, the format, and the files or packages it is made of.
 
@@ -137,7 +143,7 @@ def prepared_directory(data: DataConfig) -> epath.Path:
     """
     if '://' in data.dir:
         raise UserError(f'data.dir={data.dir}: its files are mapped into memory; choose a local directory')
-    settings = {'format': _FORMAT, 'name': data.name, **sources.find(data.name).settings(data)}
+    settings = {'format': _FORMAT, **identity(data)}
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     name = re.sub(r'[^\w.-]', '-', data.name)  # of a TFDS set: with / and :
     return epath.Path(data.dir).expanduser() / f'{name}-{key}'

@@ -22,7 +22,7 @@ from jaxformer.errors import UserError
 Examples = Mapping[str, Sequence[Any]]
 
 TEXT_SIZES = 'bytes.json'
-"""Of text: {split: bytes of its documents}."""
+"""Of text: {split: bytes of its documents, 0 where the tokenizer loses some of them}."""
 
 
 def prepare(data: DataConfig, directory: epath.Path) -> None:
@@ -67,9 +67,21 @@ def _text(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabu
     vocab = _vocabulary(data, documents['train'])
     for split in SPLITS:
         _save(directory, f'{split}.documents', vocab, _ended(vocab, vocab.encode_texts(documents[split])))
-    sizes = {split: sum(len(document.encode()) for document in documents[split]) for split in SPLITS}
+    sizes = {split: _bytes_kept(vocab, documents[split]) for split in SPLITS}
     files.write_json(directory / TEXT_SIZES, sizes)
     return vocab
+
+
+def _bytes_kept(vocab: Vocabulary, documents: Sequence[str]) -> int:
+    """Bytes of the documents as UTF-8; 0 where their ids do not give every one of them back (case, blanks, unknowns).
+
+    Of what is lost nobody has to guess anything: bits per byte of the whole would be too few.
+    """
+    if vocab.tokenizer not in ('bytes', 'bpe'):
+        read = (vocab.join(vocab.decode(ids)) for ids in vocab.encode_texts(documents))
+        if any(text != document for text, document in zip(read, documents, strict=True)):
+            return 0
+    return sum(len(document.encode()) for document in documents)
 
 
 def _labelled(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocabulary:

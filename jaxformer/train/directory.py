@@ -9,6 +9,7 @@ from etils import epath
 
 from jaxformer import config, files
 from jaxformer.config import Config
+from jaxformer.data import corpus as corpora
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import RunError, UserError
 from jaxformer.train.writer import read_status
@@ -69,6 +70,7 @@ def mark(cfg: Config, workdir: epath.Path, vocab: Vocabulary) -> None:
     with _named(workdir):
         files.write_json(workdir / files.CONFIG, config.to_dict(cfg))
         files.write_json(workdir / files.VOCAB, vocab.to_json())
+        files.write_json(workdir / files.DATA, corpora.identity(cfg.data))
 
 
 def refuse_another_config(cfg: Config, workdir: epath.Path) -> Config | None:
@@ -116,6 +118,24 @@ def refuse_another_vocabulary(workdir: epath.Path, vocab: Vocabulary) -> None:
 
 def _names(vocab: Mapping[str, Any]) -> str:
     return ', '.join(map(str, vocab.get('classes') or ())) or 'none'
+
+
+def refuse_other_data(cfg: Config, workdir: epath.Path) -> None:
+    """Raises UserError where files or packages of the data are not as they were when the run began."""
+    if difference := other_data(cfg, workdir):
+        raise UserError(
+            f'{workdir}: the data of data.name={cfg.data.name} changed since the run began ({difference}); '
+            'put it back as it was, or use another --workdir'
+        )
+
+
+def other_data(cfg: Config, workdir: epath.Path) -> str:
+    """What of the data is not as a run noted it, '' for nothing (or where nothing is noted)."""
+    path = workdir / files.DATA
+    before, now = files.read_json(path) if path.exists() else {}, corpora.identity(cfg.data)
+    return ', '.join(
+        sorted(name for name in before.keys() | now.keys() if before and before.get(name) != now.get(name))
+    )
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from jaxformer.data import too_few
 from jaxformer.data.corpus import Split
 from jaxformer.data.pipeline import EvalBatches, eval_batches
 from jaxformer.data.splits import TextSplit
-from jaxformer.errors import UserError
+from jaxformer.errors import RunError, UserError
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
 
@@ -61,17 +61,24 @@ class Evaluator:
         """loss (nats per label, without smoothing), perplexity, accuracy; tokens and examples that they rest on.
 
         Of a classifier labels in the place of tokens; of a language model also bits_per_byte of the text, its ends of
-        documents paid for.
+        documents paid for, where the tokenizer keeps all of it.
+
+        Raises:
+          RunError: no label counts (of mlm, no token happens to be masked).
         """
         sums: dict[str, float] = {'nll': 0.0, 'correct': 0.0, 'tokens': 0.0, 'examples': 0.0}
         for batch in self.batches(split):
             part = jax.device_get(self.sums(params, sharding.put_batch(batch, self._mesh)))
             sums = {name: total + float(part[name]) for name, total in sums.items()}
-        loss = sums['nll'] / max(sums['tokens'], 1.0)
+        if not sums['tokens']:
+            raise RunError(
+                f'{split.name}: none of its {sums["examples"]:.0f} examples has a label that counts; give more'
+            )
+        loss = sums['nll'] / sums['tokens']
         return {
             'loss': loss,
             'perplexity': math.exp(min(loss, 700.0)),
-            'accuracy': sums['correct'] / max(sums['tokens'], 1.0),
+            'accuracy': sums['correct'] / sums['tokens'],
             **self._per_byte(split, sums['nll']),
             objectives.counted(self._cfg.model.family): sums['tokens'],
             'examples': sums['examples'],

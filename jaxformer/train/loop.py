@@ -123,6 +123,7 @@ class _Run:
                 'ask for more steps, or use another --workdir'
             )
         else:
+            directory.refuse_other_data(self.cfg, self.workdir)
             directory.refuse_another_vocabulary(self.workdir, self.vocab)
             state, data_state = checkpoint.restore(checkpoints, step, self.target)
             self.batches.set_state(data_state)

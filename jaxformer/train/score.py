@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from absl import logging
+
 from jaxformer import config, files
 from jaxformer.data import corpus as corpora
 from jaxformer.data import special_ids
@@ -12,7 +14,7 @@ from jaxformer.data.splits import PairSplit
 from jaxformer.decode.open import OpenRun, on_every_device, open_run
 from jaxformer.decode.predict import Decoder
 from jaxformer.errors import UserError
-from jaxformer.train.directory import refuse_another_vocabulary
+from jaxformer.train.directory import other_data, refuse_another_vocabulary
 from jaxformer.train.evaluate import Evaluator
 
 
@@ -49,6 +51,8 @@ def score(
         raise UserError(f'{run.workdir}: its classes are not those of data.name={run.cfg.data.name}. {_remedy(run)}')
     special_ids.refuse_others(run.cfg.model, run.cfg.data, corpus.vocab.ids)
     refuse_another_vocabulary(run.workdir, corpus.vocab)
+    if not changes and (difference := other_data(run.cfg, run.workdir)):
+        logging.warning('%s: evaluated on data that changed since the run began (%s)', run.workdir, difference)
     examples = corpus.split(split or run.cfg.eval.split)
     mesh, params = on_every_device(run)
     metrics = Evaluator(run.cfg, run.model, mesh).split_losses(params, examples)

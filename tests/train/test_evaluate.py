@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_not_counted_and_nothing_at_all_is_refused():
 
 
 def test_bits_per_byte_are_the_bits_of_all_tokens_over_the_bytes_of_the_text(tmp_path):
-    texts = ['aé' * 20, 'zebra\n', '', 'caffè e tè']
+    texts = ['aé' * 20, 'zebda\n', '', 'caffè e dè']
     (tmp_path / 'train.txt').write_text('abcdefz éè\n' * 3)
     (tmp_path / 'test.txt').write_text('x')
     edited = config.load(pathlib.Path(__file__).parents[2] / 'configs' / 'gpt_tiny.py')
@@ -134,3 +134,14 @@ def test_a_classifier_counts_labels_and_calls_them_so():
     metrics = Evaluator(cfg, model, sharding.make_mesh(cfg.mesh)).split_losses(transformer.init(model, 0), examples)
     assert (metrics['labels'], metrics['examples']) == (5, 5)
     assert 'tokens' not in metrics
+
+
+def test_a_text_that_its_tokenizer_does_not_keep_has_no_bits_per_byte(tmp_path):
+    (tmp_path / 'train.txt').write_text('abcdefz\n' * 30)
+    (tmp_path / 'dev.txt').write_text('abé\n' * 30)  # the last letter is unknown
+    (tmp_path / 'test.txt').write_text('abc\n' * 30)
+    edited = config.load(pathlib.Path(__file__).parents[2] / 'configs' / 'gpt_tiny.py')
+    files = {'data.name': 'text', 'data.source': str(tmp_path / '{split}.txt'), 'data.dir': str(tmp_path / 'data')}
+    config.override(edited, files | {'data.tokenizer': 'characters', 'data.buckets': ((11,),)})
+    corpus = corpora.load(config.resolve(edited).data)
+    assert [corpus.split(name).num_bytes for name in ('train', 'dev', 'test')] == [240, 0, 120]

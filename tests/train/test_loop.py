@@ -13,6 +13,7 @@ from absl import logging
 from jaxformer import checkpoint, files
 from jaxformer.errors import RunError, UserError
 from jaxformer.train import directory, loop, writer
+from jaxformer.train.score import score
 
 
 def test_what_a_run_leaves(straight):
@@ -20,6 +21,7 @@ def test_what_a_run_leaves(straight):
     names = {path.name for path in workdir.iterdir() if not path.name.startswith('events')}
     assert names == {
         'config.json',
+        'data.json',
         'environment.json',
         'metrics.jsonl',
         'status.json',
@@ -366,3 +368,23 @@ def test_relative_and_home_directories(tmp_path, quick, monkeypatch):
     for name, path in (('runs/a', tmp_path / 'runs' / 'a'), ('~/b', tmp_path / 'home' / 'b')):
         loop.train(cfg, name)
         assert small.checkpoints(path) == [2]
+
+
+def test_data_that_changed_since_the_run_began_is_not_gone_on_with(tmp_path, caplog):
+    for split in ('train', 'dev', 'test'):
+        lines = ''.join(f'{i} {i + 1} {i + 2}\n' for i in range(20))
+        for side in ('en', 'de'):
+            (tmp_path / f'{split}.{side}').write_text(lines)
+    changes = {
+        'data.name': 'parallel',
+        'data.source': str(tmp_path / '{split}.en'),
+        'data.target': str(tmp_path / '{split}.de'),
+        'train.num_steps': 2,
+    }
+    loop.train(small.make(changes), tmp_path / 'run')
+    assert score(tmp_path / 'run')['dev/examples'] == 20 and 'data that changed' not in caplog.text
+    (tmp_path / 'train.en').write_text(''.join(f'{i + 2} {i + 1} {i}\n' for i in range(20)))
+    with pytest.raises(UserError, match=r'the data of data.name=parallel changed since the run began \(source\)'):
+        loop.train(small.make(changes | {'train.num_steps': 3}), tmp_path / 'run')
+    score(tmp_path / 'run')
+    assert 'data that changed since the run began (source)' in caplog.text
