@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from quick import jit
 
 import jaxformer
-from jaxformer import config, optim, sharding
+from jaxformer import config, objectives, optim, rules, sharding
+from jaxformer.data import corpus
 from jaxformer.model import ops, transformer
 from jaxformer.train.loop import train
 from jaxformer.train.step import loss_fn
@@ -27,7 +29,7 @@ SMALL = {
     'model.vocab_size': 0,
     'model.d_model': 16,
     'model.num_heads': 2,
-    'model.d_k': 5,
+    'model.d_k': 6,
     'model.d_v': 7,
     'model.d_ff': 11,
     'model.num_layers': 1,
@@ -36,6 +38,9 @@ SMALL = {
     'optim.warmup_steps': 0,
     'train.num_steps': 8,
 }
+LM = {'model.family': 'lm', 'data.name': 'stdlib', 'data.tokenizer': 'bytes', 'data.buckets': ((9,),)}
+MLM = LM | {'model.family': 'mlm'}
+CLASSIFIER = LM | {'model.family': 'classifier', 'data.name': 'stdlib_labels'}
 
 
 def resolved(changes):
@@ -46,12 +51,13 @@ def resolved(changes):
 
 # Every field is read
 
-DERIVES_ONLY = {'model.num_layers'}  # encoder_layers and decoder_layers follow it
+DERIVES_ONLY = {'model.num_layers', 'model.mixer'}  # others follow them
+NOT_USES = ('/config.py', '/rules.py')  # files that read fields to check or to copy them
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The (class, field) pairs that files of the package other than config.py read while a test runs."""
+    """The (class, field) pairs that files of the package other than NOT_USES read while a test runs."""
     found = set()
 
     def recording(cls):
@@ -59,7 +65,7 @@ def reads(monkeypatch):
 
         def read(self, name):
             caller = sys._getframe(1).f_code.co_filename
-            if caller.startswith(PACKAGE) and not caller.endswith('/config.py'):
+            if caller.startswith(PACKAGE) and not caller.endswith(NOT_USES):
                 found.add((cls, name))
             return original(self, name)
 
@@ -82,35 +88,65 @@ def fields(cls=config.Config, prefix=''):
     return found
 
 
-def test_every_field_is_read_by_a_run(reads, tmp_path):
+OF_FAMILIES = {
+    'seq2seq': {'model.position': 'learned', 'data.name': 'copy', 'data.buckets': ((5, 5),)},
+    'lm': {'data.name': 'text', 'data.tokenizer': 'bpe', 'data.packing': 'documents', 'eval.split': 'train'},
+    'mlm': {'data.name': 'text', 'data.tokenizer': 'bytes'},
+    'classifier': {'data.name': 'labelled', 'data.tokenizer': 'characters', 'eval.split': 'test'},
+}
+DESIGNS = [  # in which every field of a model matters
+    {'model.encoder_mixer': 'linformer', 'model.decoder_mixer': 'conv', 'model.feed_forward': 'gelu'},
+    {'model.encoder_mixer': 'lstm', 'model.decoder_mixer': 'static', 'model.embedding.norm': 'on'},
+    {'model.attention.pattern': 'global_local', 'model.position': 'rotary'},
+    {'model.attention.pattern': 'window2d', 'model.position': 't5_relative'},
+    LM,
+    MLM | {'model.head.transform': 'on', 'model.embedding.token_types': 2},
+    CLASSIFIER,
+]
+SOURCES = [  # in which every field of the data matters
+    {'data.name': 'parallel', 'data.source': 'setup.py', 'data.target': 'setup.py', 'data.tokenizer': 'bytes'},
+    {'data.name': 'sort'},
+    LM | {'data.tokenizer': 'file', 'data.tokenizer_file': 'setup.py'},
+    CLASSIFIER,
+]
+
+
+def run(family, directory):
     """Training, evaluation and decoding of three steps: the second and third meet numbers that are not finite."""
-    cfg = resolved(
-        {
-            'model.position': 'learned',
-            'model.feed_forward': 'swiglu',
-            'optim.learning_rate': 1e30,
-            'optim.weight_decay': 0.1,
-            'optim.clip_norm': 1.0,
-            'train.num_steps': 3,
-            'train.batch_size': 4,
-            'train.nan_policy': 'skip',
-            'eval.max_decode_length': 6,
-            'data.name': 'copy',
-            'data.dir': str(tmp_path / 'data'),
-            'data.num_examples': 20,
-            'data.max_length': 4,
-            'data.buckets': ((5, 5),),
-            'runtime.compilation_cache': str(tmp_path / 'xla'),
-        }
-    )
-    kept = jax.config.jax_compilation_cache_dir
-    try:
-        metrics = train(cfg, tmp_path / 'run')
-    finally:
-        jax.config.update('jax_compilation_cache_dir', kept)
-    assert 'dev/per' in metrics
-    unread = {path for path, pair in fields().items() if pair not in reads}
-    assert unread == DERIVES_ONLY
+    source = directory / 'source.txt'
+    lines = [f'{"even" if i % 2 == 0 else "odd"}\t{"spam " * (i % 3)}eggs {i}' for i in range(400)]
+    source.write_text('\n'.join(lines) + '\n')
+    changes = {
+        'model.family': family,
+        'optim.learning_rate': 1e30,
+        'optim.weight_decay': 0.1,
+        'optim.clip_norm': 1.0,
+        'train.num_steps': 3,
+        'train.batch_size': 4,
+        'train.nan_policy': 'skip',
+        'eval.max_decode_length': 6,
+        'data.source': str(source),
+        'data.dir': str(directory / 'data'),
+        'data.tokenizer_size': 300,
+        'data.num_examples': 20,
+        'data.max_length': 4,
+        'data.buckets': ((32,),),
+        'runtime.compilation_cache': jax.config.jax_compilation_cache_dir,
+    }
+    return train(resolved(changes | OF_FAMILIES[family]), directory / family)
+
+
+def test_every_field_is_read(reads, tmp_path):
+    """By a run of each family, a model of each design, or a data set of each kind."""
+    for family in rules.KIND_OF_FAMILY:
+        split = OF_FAMILIES[family].get('eval.split', 'dev')
+        assert {name.split('/')[0] for name in run(family, tmp_path)} == {split}
+    for changes in DESIGNS:
+        cfg = resolved(changes)
+        jax.eval_shape(loss_of(cfg), transformer.abstract_params(cfg.model, V, Y))
+    for changes in SOURCES:
+        corpus.prepared_directory(resolved(changes).data)
+    assert {path for path, pair in fields().items() if pair not in reads} == DERIVES_ONLY
 
 
 def test_what_is_read_by_nobody_is_found(reads):
@@ -121,39 +157,75 @@ def test_what_is_read_by_nobody_is_found(reads):
     assert (config.OptimConfig, 'beta1') not in reads  # read here, but not by the package
 
 
-def test_num_layers_is_passed_on():
-    model = resolved({'model.num_layers': 3}).model
+def test_what_derives_only_is_passed_on():
+    model = resolved({'model.num_layers': 3, 'model.mixer': 'gru'}).model
     assert (model.encoder_layers, model.decoder_layers) == (3, 3)
+    assert (model.encoder_mixer, model.decoder_mixer) == ('gru', 'gru')
 
 
 # Every field of the model changes the parameters or the loss
 
+OTHER_MIXERS = tuple(mixer for mixer in rules.MIXERS if mixer != 'attention')
+
 RESHAPING = {
+    'model.family': ('lm', 'mlm', 'classifier'),
     'model.vocab_size': (17,),
     'model.d_model': (18,),
     'model.num_heads': (4,),
     'model.num_kv_heads': (1,),
-    'model.d_k': (6,),
+    'model.d_k': (8,),
     'model.d_v': (8,),
     'model.d_ff': (12,),
     'model.num_layers': (2,),
     'model.encoder_layers': (2,),
     'model.decoder_layers': (2,),
+    'model.mixer': OTHER_MIXERS,
+    'model.encoder_mixer': OTHER_MIXERS,
+    'model.decoder_mixer': tuple(mixer for mixer in OTHER_MIXERS if mixer != 'linformer'),  # has no causal form
     'model.max_length': (70,),
+    'model.feed_forward_bias': ('off',),
+    'model.attention.bias': ('qkv', 'all'),
+    'model.linformer.rank': (3,),
+    'model.conv.width': (4,),
+    'model.recurrent.width': (9,),
+    'model.relative.num_buckets': (9,),
+    'model.relative.tables': ('per_layer',),
     'model.embedding.tables': ('separate',),
     'model.embedding.softmax': ('untied',),
+    'model.embedding.norm': ('on',),
+    'model.embedding.token_types': (2,),
+    'model.embedding.softmax_bias': ('on',),
+    'model.head.transform': ('on',),
+    'model.head.pooler': ('on',),
+    'model.head.num_classes': (5,),
     'model.precision.parameters': ('bfloat16',),
 }
 
 REVALUING = {
     'seed': (1,),
-    'model.residual': ('pre', 'branch', 'none'),
+    'model.residual': ('pre', 'branch', 'sandwich', 'deepnorm', 'none'),
     'model.norm': ('rmsnorm', 'none'),
     'model.norm_epsilon': (0.1,),
-    'model.position': ('learned', 'none'),
+    'model.position': ('learned', 'rotary', 'alibi', 't5_relative', 'none'),
     'model.feed_forward': ('gelu', 'silu', 'geglu', 'swiglu', 'none'),
-    'model.attention.score': ('dot',),
+    'model.gelu': ('exact',),
+    'model.ids.pad': (6,),
+    'model.ids.start': (2,),
+    'model.ids.mask': (5,),
+    'model.attention.score': ('dot', 'additive'),
+    'model.attention.pattern': ('local', 'global_local', 'window2d'),
+    'model.attention.window': (1,),
+    'model.attention.global_positions': ((3,),),
+    'model.attention.grid_width': (2,),
+    'model.attention.shift': (1,),
+    'model.conv.dilations': ((2,),),
+    'model.sinusoidal.layout': ('halves',),
+    'model.rotary.base': (7.0,),
+    'model.rotary.layout': ('interleaved',),
+    'model.relative.max_distance': (6,),
     'model.embedding.scale': ('none',),
+    'model.embedding.logit_scale': ('rsqrt_d_model',),
+    'model.head.pooling': ('mean', 'tokens'),
     'model.dropout.attention': (0.2,),
     'model.dropout.residual': (0.2,),
     'model.dropout.feed_forward': (0.2,),
@@ -161,19 +233,53 @@ REVALUING = {
     'model.precision.compute': ('bfloat16',),
     'model.precision.softmax': ('compute',),
     'optim.label_smoothing': (0.2,),
+    'train.masking.rate': (0.5,),
+    'train.masking.replaced': (0.1,),
+    'train.masking.random': (0.2,),
 }
 
 REPROGRAMMING = {'model.remat': ('block',), 'model.scan_unroll': (2,)}  # the numbers stay, see tests/model
 
 BESIDES = {
+    ('model.family', 'lm'): LM,
+    ('model.family', 'mlm'): MLM,
+    ('model.family', 'classifier'): CLASSIFIER,
+    ('model.mixer', 'linformer'): {'model.decoder_mixer': 'attention'},
     'model.max_length': {'model.position': 'learned', 'data.buckets': ((9, 9),), 'eval.max_decode_length': 9},
+    'model.gelu': {'model.feed_forward': 'gelu'},
+    'model.ids.mask': MLM,
+    'model.attention.window': {'model.attention.pattern': 'local'},
+    'model.attention.global_positions': {'model.attention.pattern': 'global_local', 'model.attention.window': 1},
+    'model.attention.grid_width': {'model.attention.pattern': 'window2d', 'model.attention.window': 2},
+    'model.attention.shift': {
+        'model.attention.pattern': 'window2d',
+        'model.attention.window': 2,
+        'model.num_layers': 2,  # every other one is shifted
+    },
+    'model.linformer.rank': {'model.encoder_mixer': 'linformer'},
+    'model.conv.width': {'model.mixer': 'conv'},
+    'model.conv.dilations': {'model.mixer': 'conv'},
+    'model.recurrent.width': {'model.mixer': 'lstm'},
+    'model.rotary.base': {'model.position': 'rotary'},
+    'model.rotary.layout': {'model.position': 'rotary'},
+    'model.relative.num_buckets': {'model.position': 't5_relative'},
+    'model.relative.max_distance': {'model.position': 't5_relative', 'model.relative.num_buckets': 8},
+    'model.relative.tables': {'model.position': 't5_relative', 'model.num_layers': 2},
+    'model.head.transform': MLM,
+    'model.head.pooling': CLASSIFIER,
+    ('model.head.pooling', 'tokens'): {'data.labels': 'syntax'},
+    'model.head.pooler': CLASSIFIER,
+    'model.head.num_classes': CLASSIFIER,
     'model.precision.softmax': {'model.precision.compute': 'bfloat16'},
     'model.remat': {'model.num_layers': 2},
     'model.scan_unroll': {'model.num_layers': 2},
+    'train.masking.rate': MLM,
+    'train.masking.replaced': MLM,
+    'train.masking.random': MLM,
 }
-"""What has to be set for a field to matter."""
+"""What has to be set for a field (in both configs that are compared) or for a choice of it (in one) to matter."""
 
-ONE_CHOICE = {'model.family', 'model.mixer'}
+V, Y = 13, 3  # of the data
 
 
 def cases(table):
@@ -181,17 +287,27 @@ def cases(table):
 
 
 def shapes(changes):
-    tree = transformer.abstract_params(resolved(changes).model, 13)
+    tree = transformer.abstract_params(resolved(changes).model, V, Y)
     return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree)
 
 
-def loss_of(cfg):
-    """(function of parameters, parameters): the loss of a fixed batch with dropout, at step 7."""
-    model = transformer.build(cfg.model, 13)
+def batch_of(cfg):
     rng = np.random.default_rng(0)
-    batch = {name: jnp.asarray(rng.integers(4, 13, (2, 4)), jnp.int32) for name in ('source', 'target')}
-    key_2 = ops.fold(jnp.zeros(2, jnp.uint32), cfg.seed, 7)
-    return lambda params: loss_fn(params, batch, key_2, model, cfg.optim.label_smoothing)[0]
+    draw = lambda low, high, *shape: jnp.asarray(rng.integers(low, high, shape), jnp.int32)  # noqa: E731
+    batch = {'example_id': jnp.arange(2)}
+    if cfg.model.family == 'seq2seq':
+        return batch | {'source': draw(4, V, 2, 9), 'target': draw(4, V, 2, 9)}
+    if cfg.model.family == 'classifier':
+        shape = (2, 9) if cfg.model.head.pooling == 'tokens' else (2,)
+        return batch | {'tokens': draw(4, V, 2, 9), 'label': draw(0, Y, *shape)}
+    return batch | {'tokens': draw(4, V, 2, 9)}
+
+
+def loss_of(cfg):
+    """The loss of a fixed batch with dropout at step 7, as a function of the parameters."""
+    model, batch = transformer.build(cfg.model, V, Y), batch_of(cfg)
+    objective, key_2 = objectives.of(cfg, V), ops.fold(jnp.zeros(2, jnp.uint32), cfg.seed, 7)
+    return lambda params: loss_fn(params, batch, key_2, model, objective, cfg.optim.label_smoothing)[0]
 
 
 def loss(cfg):
@@ -201,8 +317,8 @@ def loss(cfg):
         rng = np.random.default_rng(zlib.crc32(sharding.path_name(path).encode()))
         return jnp.asarray(0.5 * rng.standard_normal(leaf.shape), leaf.dtype)
 
-    params = jax.tree_util.tree_map_with_path(draw, transformer.abstract_params(cfg.model, 13))
-    return float(jax.jit(loss_of(cfg))(params))
+    params = jax.tree_util.tree_map_with_path(draw, transformer.abstract_params(cfg.model, V, Y))
+    return float(jit(loss_of(cfg))(params))
 
 
 @pytest.fixture(scope='module')
@@ -219,16 +335,22 @@ def base_losses():
     return get
 
 
+def with_value(path, value):
+    """(changes of the base that is compared with, the changes that set the field)."""
+    besides = BESIDES.get(path, {})
+    return besides, besides | BESIDES.get((path, value), {}) | {path: value}
+
+
 @pytest.mark.parametrize(('path', 'value'), cases(RESHAPING))
 def test_a_field_changes_the_parameters(path, value):
-    besides = BESIDES.get(path, {})
-    assert shapes(besides | {path: value}) != shapes(besides)
+    besides, changes = with_value(path, value)
+    assert shapes(changes) != shapes(besides)
 
 
 @pytest.mark.parametrize(('path', 'value'), cases(REVALUING))
 def test_a_field_changes_the_loss(path, value, base_losses):
-    besides = BESIDES.get(path, {})
-    changed = loss(resolved(besides | {path: value}))
+    besides, changes = with_value(path, value)
+    changed = loss(resolved(changes))
     assert np.isfinite(changed) and changed != base_losses(besides)
 
 
@@ -236,7 +358,7 @@ def test_a_field_changes_the_loss(path, value, base_losses):
 def test_a_field_changes_the_program_alone(path, value):
     def program(changes):
         cfg = resolved(BESIDES[path] | changes)
-        params = transformer.abstract_params(cfg.model, 13)
+        params = transformer.abstract_params(cfg.model, V, Y)
         return str(jax.make_jaxpr(jax.grad(loss_of(cfg)))(params))
 
     assert program({path: value}) != program({})
@@ -285,11 +407,30 @@ def test_a_field_changes_the_updates(path, value):
 
 def test_no_field_and_no_choice_is_left_out_of_these_tables():
     tables = RESHAPING | REVALUING | REPROGRAMMING | OPTIMISER
-    groups = ('model.', 'optim.')
-    assert {path for path in fields() if path.startswith(groups)} == {
-        p for p in tables if p.startswith(groups)
-    } | ONE_CHOICE
+    groups = ('model.', 'optim.', 'train.masking.')
+    assert {path for path in fields() if path.startswith(groups)} == {p for p in tables if p.startswith(groups)}
     for path, choices in config.CHOICES.items():
         if path.startswith(groups):
             base = config.flatten(resolved({}))[path]
-            assert set(tables.get(path, ())) == set(choices) - {base}, path
+            without = {base, 'linformer'} if path == 'model.decoder_mixer' else {base}
+            assert set(tables[path]) == set(choices) - without, path
+
+
+# The choices of other fields
+
+ELSEWHERE = {
+    'train.nan_policy': 'train/test_faults.py::test_skipping_changes_no_parameter_and_ends_at_its_limit',
+    'eval.split': 'test_knobs.py::test_every_field_is_read',
+    'data.tokenizer': 'data/test_vocab.py::test_json_holds_all_that_reading_a_text_needs',
+    'data.packing': 'data/test_splits.py::test_segments_mark_the_documents',
+    'data.labels': 'data/test_stdlib.py::test_another_longest_bucket_and_another_label_are_prepared_anew',
+}
+"""Which test shows what the choices of a field do, where it is not one of the above."""
+
+
+def test_every_choice_is_tested_here_or_elsewhere():
+    here = RESHAPING | REVALUING | REPROGRAMMING | OPTIMISER
+    assert not set(ELSEWHERE) & set(here) and set(config.CHOICES) <= set(ELSEWHERE) | set(here)
+    for test in ELSEWHERE.values():
+        path, name = test.split('::')
+        assert f'def {name}(' in (ROOT / 'tests' / path).read_text(), test
