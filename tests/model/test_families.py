@@ -1,11 +1,13 @@
 """What each family is called with and gives; positions of padded rows, and the room of a cache."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.tree_util import tree_leaves_with_path
 from quick import jit
 
-from jaxformer import config
+from jaxformer import config, optim
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
 
@@ -109,6 +111,32 @@ def test_classes_follow_the_data_or_have_room_for_it(make_config):
         transformer.build(roomy, V, 7)
     with pytest.raises(UserError, match='config.model.head.num_classes=0: the data has 0 classes'):
         transformer.build(make_config(family='classifier'), V)
+
+
+# Fresh parameters
+
+
+@pytest.mark.parametrize('mixer', config.CHOICES['model.mixer'])
+def test_fresh_parameters_are_finite_and_what_starts_constant_is_never_decayed(make_config, mixer):
+    """In bfloat16, too. Norms start at one and biases at zero, so that their names need not be known (B22)."""
+    on = {'head__transform': 'on', 'embedding__softmax_bias': 'on', 'embedding__norm': 'on', 'residual': 'sandwich'}
+    cfg = make_config(family='mlm', mixer=mixer, attention__bias='all', precision__parameters='bfloat16', **on)
+    model = transformer.build(cfg, V)
+    params = jit(lambda: transformer.init(model, 3))()
+    decayed = optim.decay_mask(params)
+    for (path, leaf), decays in zip(tree_leaves_with_path(params), jax.tree.leaves(decayed), strict=True):
+        values = np.asarray(leaf, np.float32)
+        assert leaf.dtype == jnp.bfloat16 and np.all(np.isfinite(values))
+        assert decays == (np.ptp(values) > 0), path
+
+
+def test_an_id_that_is_not_there_hides_nothing(make_model):
+    """model.ids.pad = -1: symbol 0 is a token like others."""
+    for family in ('lm', 'mlm'):
+        (model, params), (without, _) = (make_model(family=family, ids__pad=pad) for pad in (0, -1))
+        np.testing.assert_array_equal(logits_of(without, params, TOKENS[:1]), logits_of(model, params, TOKENS[:1]))
+        zeros = TOKENS[:1].at[0, 2].set(0)
+        assert not np.allclose(logits_of(without, params, zeros), logits_of(model, params, zeros), atol=1e-3)
 
 
 # Left padding (B03, B27)
