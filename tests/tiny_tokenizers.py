@@ -26,6 +26,21 @@ def gpt2(directory, size=300):
     return _saved(tokenizer, directory)
 
 
+def chat(directory):
+    """Byte-level BPE; first '<|endoftext|>' '<|im_start|>' '<|im_end|>', as SmolLM's, whose texts the last ends."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        special_tokens=['<|endoftext|>', '<|im_start|>', '<|im_end|>'],
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return _saved(tokenizer, directory)
+
+
 def bert(directory, size=120):
     """WordPiece of lower case with [PAD] [UNK] [CLS] [SEP] [MASK]; the file also cuts and pads, as MiniLM's does."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token='[UNK]'))
@@ -50,7 +65,10 @@ def t5(directory, size=60, special=('<pad>', '</s>', '<unk>')):
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
     tokenizer.post_processor = processors.TemplateProcessing('$A </s>', None, [('</s>', special.index('</s>'))])
-    return _saved(tokenizer, directory)
+    value = json.loads(tokenizer.to_str())
+    learnt = value['model']['vocab'][len(special) :]  # those of one score are in another order each time
+    value['model']['vocab'][len(special) :] = sorted(learnt, key=lambda entry: (-entry[1], entry[0]))
+    return _saved(tokenizers.Tokenizer.from_str(json.dumps(value)), directory)
 
 
 def marian(directory):
@@ -78,7 +96,7 @@ def llama(directory):
     return directory / 'tokenizer.json'
 
 
-ALL = {'gpt2': gpt2, 'bert': bert, 't5': t5, 'marian': marian, 'llama': llama}
+ALL = {'gpt2': gpt2, 'bert': bert, 't5': t5, 'marian': marian, 'llama': llama, 'chat': chat}
 
 
 def _saved(tokenizer, directory):

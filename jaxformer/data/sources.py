@@ -8,9 +8,8 @@ from typing import Any
 
 from etils import epath
 
-from jaxformer import files
 from jaxformer.config import DataConfig
-from jaxformer.data import text
+from jaxformer.data import text, tokenizer_file
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
 
@@ -47,7 +46,7 @@ def _fields(data: DataConfig, *names: str) -> dict[str, Any]:
 def _digest(data: DataConfig) -> str:
     path = epath.Path(data.tokenizer_file).expanduser()
     try:
-        return files.sha256(path)
+        return tokenizer_file.digest(path)
     except OSError as error:
         raise UserError(
             f'data.tokenizer_file={data.tokenizer_file}: cannot be read ({error.strerror or error}); '

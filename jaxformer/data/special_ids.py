@@ -12,7 +12,10 @@ def refuse_missing(data: DataConfig, ids: Ids) -> None:
     needed = ('bos', 'eos') if sources.find(data.name).kind == 'labelled' else ('eos',)
     for role in needed:
         if getattr(ids, role) < 0:
-            raise UserError(f'data.tokenizer_file={data.tokenizer_file}: {_none_of(role)}; use another tokenizer.json')
+            raise UserError(
+                f'data.tokenizer_file={data.tokenizer_file}: {_none_of(role)}; '
+                f'name it as {role}_token in tokenizer_config.json beside it, or use another tokenizer.json'
+            )
 
 
 def refuse_others(model: ModelConfig, data: DataConfig, ids: Ids) -> None:

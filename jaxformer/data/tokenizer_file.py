@@ -2,8 +2,9 @@
 
 The library is imported only where a text is read or written.
 
-Special ids are found by the names that are usual (`NAMES`, the first that is there), among the tokens that the file
-marks as special; the unknown one is that which the file's model says. No text encodes to a special id by its spelling:
+Special ids are those that files beside it name (`named_ids`). Of what these do not say they are found by the names that
+are usual (`NAMES`, the first that is there), among the tokens that the file marks as special; the unknown one is that
+which the file's model says. No text encodes to a special id by its spelling:
 the library's `encode_special_tokens` would leave those to the model, whose table may have '</s>' for a piece, too, so
 that they are called otherwise while a text is read. What the file says of cutting and padding texts is passed over.
 """
@@ -11,14 +12,16 @@ that they are called otherwise while a text is read. What the file says of cutti
 import copy
 import dataclasses
 import functools
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from absl import logging
 from etils import epath
 
 from jaxformer import files
-from jaxformer.data import byte_level
+from jaxformer.data import byte_level, named_ids
 from jaxformer.data.ids import Ids
 from jaxformer.errors import UserError
 
@@ -41,19 +44,29 @@ class TokenizerFile:
     """What `definition`, the content of a tokenizer.json, says."""
 
     definition: str
+    told: Ids | None = None  # the special ids; None: found by their names
 
     @classmethod
     def read(cls, path: epath.PathLike) -> 'TokenizerFile':
-        """Reads a file. Raises UserError, which names it, where it is none or `tokenizers` does not understand it."""
+        """Reads a file, and what those beside it say of special ids.
+
+        Raises:
+          UserError: a file is damaged (it is named), or `tokenizers` does not understand the tokenizer.json.
+        """
         path = epath.Path(path).expanduser()
         try:
             made = cls(json.dumps(files.read_json(path), ensure_ascii=False, separators=(',', ':')))
         except FileNotFoundError:
             raise UserError(f'{path}: no such file; give the tokenizer.json of a model') from None
+        beside = named_ids.beside(path)
         try:
+            if beside:
+                made = cls(made.definition, named_ids.resolved(beside, made.symbols, made.ids))
             _ = made.symbols, made._reader
         except ValueError as error:
             raise UserError(f'{path}: not a tokenizer.json that `tokenizers` reads ({error}); copy it anew') from None
+        for id_ in sorted(made.special - cls(made.definition).special):
+            logging.warning('%s: %r is special by what lies beside it: no text encodes to it', path, made.symbols[id_])
         return made
 
     @functools.cached_property
@@ -64,13 +77,10 @@ class TokenizerFile:
     def _reader(self) -> 'tokenizers.Tokenizer':
         """The tokenizer that texts are read with: as the file's, its special tokens called by what no text holds."""
         value = copy.deepcopy(json.loads(self.definition))
-        special = {token['content'] for token in value.get('added_tokens') or () if token.get('special')}
+        special = {self.symbols[id_] for id_ in self.special}
         model = value['model']
         if isinstance(model.get('unk_token'), str):
-            special.add(model['unk_token'])
             model['unk_token'] = _ELSEWHERE + model['unk_token']
-        elif isinstance(model.get('unk_id'), int):
-            special.add(model['vocab'][model['unk_id']][0])
         renamed = lambda symbol: _ELSEWHERE + symbol if symbol in special else symbol  # noqa: E731
         if isinstance(model['vocab'], dict):
             model['vocab'] = {renamed(symbol): id_ for symbol, id_ in model['vocab'].items()}
@@ -93,7 +103,9 @@ class TokenizerFile:
 
     @functools.cached_property
     def ids(self) -> Ids:
-        """The special ids that the file names, −1 for those that it does not have."""
+        """The special ids, −1 for those that there are not."""
+        if self.told is not None:
+            return self.told
         added = json.loads(self.definition).get('added_tokens') or ()
         special = {token['content']: token['id'] for token in added if token.get('special')}
         found = {role: next((special[name] for name in names if name in special), -1) for role, names in NAMES.items()}
@@ -106,7 +118,8 @@ class TokenizerFile:
     def special(self) -> frozenset[int]:
         """The ids that no text encodes to, the unknown one included."""
         added = json.loads(self.definition).get('added_tokens') or ()
-        return frozenset(token['id'] for token in added if token.get('special')) | {self.ids.unk} - {-1}
+        marked = frozenset(token['id'] for token in added if token.get('special'))
+        return marked | set(dataclasses.astuple(self.ids)) - {-1}
 
     def encode_texts(self, texts: Iterable[str]) -> Iterator[list[int]]:
         """The ids of each text, none of them special but that of the unknown."""
@@ -120,6 +133,12 @@ class TokenizerFile:
         """Symbols as a text, as the file's decoder puts them together (separated by blanks where it has none)."""
         decoder = self._writer.decoder
         return ' '.join(symbols) if decoder is None else decoder.decode(list(symbols))
+
+
+def digest(path: epath.PathLike) -> str:
+    """Hex digits of all that a TokenizerFile depends on. Raises OSError, UserError as `TokenizerFile.read`."""
+    own, beside = files.sha256(path), named_ids.beside(path)
+    return hashlib.sha256((own + json.dumps(beside)).encode()).hexdigest() if beside else own
 
 
 def _loaded(definition: str) -> 'tokenizers.Tokenizer':

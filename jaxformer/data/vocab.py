@@ -125,7 +125,7 @@ class Vocabulary:
 
     @functools.cached_property
     def _file(self) -> TokenizerFile:
-        return TokenizerFile(self.definition)
+        return TokenizerFile(self.definition, self.ids)
 
     @functools.cached_property
     def _merger(self) -> Any:

@@ -11,7 +11,8 @@ With a tokenizer.json in its directory the run reads and writes texts at once, a
       --config.optim.warmup_steps=100 --workdir=OTHER
 
 RUN/config.json is a configuration as others are (`config.load`): its data.tokenizer_file names the tokenizer.json, and
-model.ids the special ids of the checkpoint. Without a tokenizer.json there are only ids, and texts are refused.
+model.ids the special ids of the checkpoint: those of its config.json, else of its tokenizer (`data.named_ids`). Without
+a tokenizer.json there are only ids, and texts are refused.
 """
 
 import json
@@ -31,16 +32,19 @@ from safetensors import SafetensorError, safe_open
 
 from jaxformer import checkpoint, config, files, optim, pyfile
 from jaxformer.config import Config
+from jaxformer.data.named_ids import SETTINGS
+from jaxformer.data.tokenizer_file import TokenizerFile
 from jaxformer.errors import UserError
+from jaxformer.inspection import symbols
 from jaxformer.inspection.hugging_face import LAYOUTS
 from jaxformer.inspection.layout import Fields, Layout, Row, Settings, fields_of
-from jaxformer.inspection.symbols import TOKENIZER, mask, vocabulary, with_tokenizer
+from jaxformer.inspection.symbols import TOKENIZER
 from jaxformer.model import transformer
 from jaxformer.train import directory as directories
 from jaxformer.train.score import own_data
 from jaxformer.train.state import TrainState
 
-SETTINGS, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
+WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 SOFTMAX = 'model.embedding.softmax'
 
 
@@ -58,12 +62,19 @@ def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
     """
     directory = Path(directory)
     settings, layout = _settings(directory)
+    return _read(directory, settings, layout)[:2]
+
+
+def _read(
+    directory: Path, settings: Settings, layout: Layout
+) -> tuple[ConfigDict, dict[str, Any], TokenizerFile | None]:
+    """(configuration, parameters, tokenizer), as `read`."""
     tensors = Tensors(directory, layout)
     fields = _fields(directory / SETTINGS, layout, settings)
     if fields.get(SOFTMAX) == 'tied' and tensors.differing_softmax(layout):
         fields[SOFTMAX] = 'untied'  # transformers ties only what is equal
-    if fields['model.family'] == 'mlm':
-        fields['model.ids.mask'] = mask(directory, fields['model.vocab_size'], fields['model.ids.pad'])
+    tokenizer = symbols.tokenizer(directory, fields['model.vocab_size'])
+    fields |= symbols.model_ids(directory, settings, fields, tokenizer)
     edited = config.load(pyfile.ROOT / 'configs' / 'base.py')
     try:
         config.override(edited, fields)
@@ -79,7 +90,7 @@ def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
         params |= row.join(map(tensors.weights, row.names(shapes)), shapes, np.float32)
     if without := [path for path in shapes if path not in params]:
         raise UserError(f'{directory / SETTINGS}: {layout.name} has no tensor for parameter {without[0]}')
-    return edited, flax.traverse_util.unflatten_dict(params, sep='/')
+    return edited, flax.traverse_util.unflatten_dict(params, sep='/'), tokenizer
 
 
 def run(directory: str | Path, workdir: epath.PathLike) -> Config:
@@ -93,10 +104,12 @@ def run(directory: str | Path, workdir: epath.PathLike) -> Config:
     workdir = epath.Path(workdir).expanduser()
     if (workdir / files.CONFIG).exists() or (workdir / files.GRID).exists():
         raise UserError(f'--workdir={workdir}: holds a run (or a grid) already; choose another directory')
-    edited, params = read(directory)
-    vocab = vocabulary(Path(directory), files.read_json(Path(directory) / SETTINGS), config.resolve(edited))
-    if vocab.definition:
-        config.override(edited, with_tokenizer(Path(directory) / TOKENIZER, edited.model.family))
+    directory = Path(directory)
+    settings, layout = _settings(directory)
+    edited, params, tokenizer = _read(directory, settings, layout)
+    vocab = symbols.vocabulary(directory, settings, config.resolve(edited), tokenizer)
+    if tokenizer:
+        config.override(edited, symbols.with_tokenizer(directory / TOKENIZER, edited.model.family))
     cfg = config.resolve(edited)
     zero = jnp.int32(0)
     state = TrainState(zero, params, optim.build(cfg).init(params), zero, zero)

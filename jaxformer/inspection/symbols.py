@@ -1,46 +1,55 @@
 """The vocabulary of a model in Hugging Face's layout: its tokenizer.json, or what else says how its ids are called."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from jaxformer import files
 from jaxformer.config import Config
 from jaxformer.data.ids import Ids
+from jaxformer.data.named_ids import SETTINGS, of_settings, resolved
 from jaxformer.data.tokenizer_file import NAMES, TokenizerFile
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
-from jaxformer.inspection.layout import Settings
+from jaxformer.inspection.layout import Fields, Settings
 
 TOKENIZER = 'tokenizer.json'
 
 
-def vocabulary(directory: Path, settings: Settings, cfg: Config) -> Vocabulary:
+def tokenizer(directory: Path, size: int) -> TokenizerFile | None:
+    """The tokenizer of a model whose vocabulary has `size` rows; None where there is no tokenizer.json.
+
+    Raises:
+      UserError: tokenizer.json or a file beside it cannot be read, or it has more symbols than the model has rows.
+    """
+    if not (path := directory / TOKENIZER).exists():
+        return None
+    try:
+        file = TokenizerFile.read(path)
+    except UserError as error:
+        own = str(error).startswith(f'{path}:')  # not of a file beside it
+        raise UserError(f'{error}{", or remove it to import the parameters alone" if own else ""}') from error
+    if len(file.symbols) > size:
+        raise UserError(
+            f'{path}: {len(file.symbols)} symbols, and the model has vocab_size={size}; '
+            'remove it to import the parameters alone'
+        )
+    return file
+
+
+def vocabulary(directory: Path, settings: Settings, cfg: Config, file: TokenizerFile | None = None) -> Vocabulary:
     """The symbols of a model, with its tokenizer where there is one, and the names of its classes.
 
     Args:
-      settings: the content of the model's config.json.
-
-    Raises:
-      UserError: tokenizer.json cannot be read, or has more symbols than the model has rows.
+      settings: the content of the model's config.json. file: its tokenizer.
     """
     labels = settings.get('id2label') or {}
     numbers = range(cfg.model.head.num_classes if cfg.model.family == 'classifier' else 0)
     classes = tuple(str(labels.get(str(number), f'LABEL_{number}')) for number in numbers)
-    if file := _tokenizer(directory):
-        vocab = Vocabulary.of_file(file, classes)
-        if len(vocab) > (size := cfg.model.vocab_size):
-            raise UserError(
-                f'{directory / TOKENIZER}: {len(vocab)} symbols, and the model has vocab_size={size}; '
-                'remove it to import the parameters alone'
-            )
-    else:
-        ids = Ids(pad=cfg.model.ids.pad, bos=-1, eos=-1, unk=-1, mask=-1)
-        vocab = Vocabulary(tuple(symbols(directory, cfg.model.vocab_size)), 'file', classes=classes, ids=ids)
-    eos = settings.get('eos_token_id')
-    if vocab.ids.eos < 0 and isinstance(eos, int) and 0 <= eos < len(vocab):
-        vocab = dataclasses.replace(vocab, ids=dataclasses.replace(vocab.ids, eos=eos))
-    return vocab
+    if file:
+        return Vocabulary.of_file(file, classes)
+    known = symbols(directory, cfg.model.vocab_size)
+    ids = _ids_alone(directory, settings, known, cfg.model.ids.pad)
+    return Vocabulary(tuple(known), 'file', classes=classes, ids=ids)
 
 
 def symbols(directory: Path, size: int) -> list[str]:
@@ -52,15 +61,6 @@ def symbols(directory: Path, size: int) -> list[str]:
     return [by_id.get(id_, f'<{id_}>') for id_ in range(size)]
 
 
-def _tokenizer(directory: Path) -> TokenizerFile | None:
-    if not (path := directory / TOKENIZER).exists():
-        return None
-    try:
-        return TokenizerFile.read(path)
-    except UserError as error:
-        raise UserError(f'{error}, or remove it to import the parameters alone') from error
-
-
 def with_tokenizer(path: Path, family: str) -> dict[str, Any]:
     """Fields of data with the tokenizer of the model; the files of pairs are the reader's."""
     changes = {'data.tokenizer': 'file', 'data.tokenizer_file': str(path.expanduser().resolve())}
@@ -69,11 +69,23 @@ def with_tokenizer(path: Path, family: str) -> dict[str, Any]:
     return changes
 
 
-def mask(directory: Path, size: int, pad: int) -> int:
-    """The id of the tokenizer's mask; without one, one that is in the vocabulary and no padding."""
-    if file := _tokenizer(directory):
-        found = file.ids.mask
-    else:
-        known = symbols(directory, size)
-        found = next((known.index(name) for name in NAMES['mask'] if name in known), -1)
-    return found if found >= 0 else 4 if pad != 4 and size > 4 else size - 1
+def model_ids(directory: Path, settings: Settings, fields: Fields, file: TokenizerFile | None) -> Fields:
+    """The fields model.ids: those of the vocabulary, so that its data is accepted, and those of the model elsewhere."""
+    size = fields['model.vocab_size']
+    known = [] if file else symbols(directory, size)
+    ids = file.ids if file else _ids_alone(directory, settings, known, fields['model.ids.pad'])
+    found: Fields = {'model.ids.pad': ids.pad}
+    if fields['model.family'] == 'lm' and ids.bos >= 0:
+        found['model.ids.start'] = ids.bos
+    if fields['model.family'] == 'mlm':  # without a mask one that is in the vocabulary and no padding
+        named = [ids.mask, *(known.index(name) for name in NAMES['mask'] if name in known)]
+        other = 4 if ids.pad != 4 and size > 4 else size - 1
+        found['model.ids.mask'] = next((id_ for id_ in named if id_ >= 0), other)
+    return found
+
+
+def _ids_alone(directory: Path, settings: Settings, known: list[str], pad: int) -> Ids:
+    """The special ids of a model without a tokenizer, of which config.json says some."""
+    said = of_settings(settings, directory / SETTINGS)
+    said.pop('pad', None)  # is a field of the model, with a default
+    return resolved({SETTINGS: said}, known, Ids(pad=pad, bos=-1, eos=-1, unk=-1, mask=-1))

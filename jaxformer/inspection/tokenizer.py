@@ -7,6 +7,7 @@ which no tokenizer.json says.
 
 from typing import TYPE_CHECKING, Any
 
+from jaxformer.data.named_ids import TOKENS
 from jaxformer.data.vocab import SPECIALS, TOKENIZERS, Vocabulary
 
 if TYPE_CHECKING:
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 
 TEMPLATES = {'lm': '<s> $A', 'mlm': '$A </s>', 'classifier': '<s> $A </s>', 'seq2seq': '$A </s>'}
 """model.family → the symbols that the rows have, or that the model puts, around a text."""
-
-ROLES = {'pad': ('pad',), 'bos': ('bos', 'cls'), 'eos': ('eos', 'sep'), 'unk': ('unk',), 'mask': ('mask',)}
-"""Special id → what transformers calls it."""
 
 
 def definition(vocab: Vocabulary, family: str) -> str | None:
@@ -30,8 +28,8 @@ def definition(vocab: Vocabulary, family: str) -> str | None:
 
 def settings(vocab: Vocabulary) -> dict[str, Any]:
     """The content of tokenizer_config.json: which tokens are special, and that tokenizer.json says all the rest."""
-    found = {f'{name}_token': getattr(vocab.ids, role) for role, names in ROLES.items() for name in names}
-    special = {name: vocab.symbols[id_] for name, id_ in found.items() if id_ >= 0}
+    found = {name: getattr(vocab.ids, role) for role, names in TOKENS.items() for name in names}
+    special = {name: vocab.symbols[id_] if id_ >= 0 else None for name, id_ in found.items()}
     return {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False, **special}
 
 

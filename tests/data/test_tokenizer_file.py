@@ -17,6 +17,7 @@ SPECIAL = {  # by the order in which they were given to the library
     't5': Ids(pad=0, eos=1, unk=2, bos=-1, mask=-1),
     'marian': Ids(eos=0, unk=1, bos=-1, mask=-1, pad=60),  # the last
     'llama': Ids(unk=0, bos=1, eos=2, pad=-1, mask=-1),
+    'chat': Ids(pad=-1, bos=0, eos=0, unk=-1, mask=-1),  # nothing beside it says more
 }
 PLAIN = ('the cat sat on the mat', 'A quick brown fox; 13 dogs', ' low  return\n', '', 'def low(self):\n    pass')
 HARD = (
@@ -78,7 +79,7 @@ def test_no_spelling_is_a_special_symbol(kind, vocab, library, text):
     assert ids and not special & set(ids)
     assert vocab.encode(vocab.split(text)) == ids
     written = vocab.join(vocab.decode(ids))
-    if kind in ('gpt2', 'llama'):
+    if kind in ('gpt2', 'llama', 'chat'):
         assert written == text.replace('\ufdd0\ufdd1\ufdd0', '\ufffd\ufffd\ufffd')
     if kind in ('t5', 'marian', 'bert') and '\N{GRINNING FACE}' in text:
         assert vocab.ids.unk in ids  # lost, and counted as such
