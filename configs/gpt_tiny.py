@@ -2,7 +2,8 @@
 
 Question: does a small decoder learn to write something like Python?
 Command:  jaxformer train --config=configs/gpt_tiny.py --workdir=runs/gpt_tiny
-Hardware: two CPU cores.
+Hardware: two CPU cores, 2.5 minutes (measured on a busy machine, with the preparation of the data).
+Score:    dev loss 1.573 per byte (2.269 bits), 58.1 % of the bytes guessed; one seed.
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,8 @@
 Question: what do rmsnorm, swiglu, rotary positions and grouped queries make of the text of configs/gpt_tiny.py?
           (Its symbols are others: compare bits per byte, not the loss.)
 Command:  jaxformer train --config=configs/llama_tiny.py --workdir=runs/llama_tiny
-Hardware: two CPU cores.
+Hardware: two CPU cores, 2 minutes (measured on a busy machine, with the preparation of the data).
+Score:    dev loss 3.226 per piece, 1.812 bits per byte; one seed.
 """
 
 from ml_collections import ConfigDict
