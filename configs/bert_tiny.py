@@ -1,8 +1,10 @@
-"""BERT on the source of Python's standard library, in byte pairs trained on it, in minutes.
+"""BERT on the source of Python's standard library, byte by byte, in minutes.
 
-Question: how well does a small encoder guess masked pieces of Python from both sides?
+Question: how well does a small encoder guess masked bytes of Python from both sides?
 Command:  jaxformer train --config=configs/bert_tiny.py --workdir=runs/bert_tiny
-Hardware: two CPU cores.
+Hardware: two CPU cores, 4 minutes (measured on a busy machine).
+Score:    dev loss 2.520 per masked byte, 32.3 % of them guessed; one seed. For the first 500 updates it learns little more
+          than how frequent each byte is, and then begins to look around.
 """
 
 from ml_collections import ConfigDict
@@ -22,7 +24,7 @@ def get_config() -> ConfigDict:
     model.dropout.attention = 0.0  # under one epoch: nothing is seen twice
     model.dropout.residual = 0.0
     model.dropout.embedding = 0.0
-    config.optim.learning_rate = 2e-3
+    config.optim.learning_rate = 3e-3
     config.optim.warmup_steps = 100
     config.optim.clip_norm = 1.0
     config.train.num_steps = 1000
@@ -31,6 +33,6 @@ def get_config() -> ConfigDict:
     config.train.checkpoint_every = 500
     config.eval.every = 500
     config.eval.batch_size = 64
-    config.data.tokenizer_size = 1024
+    config.data.tokenizer = 'bytes'
     config.data.buckets = ((128,),)
     return config

@@ -2,7 +2,8 @@
 
 Question: how far does a small encoder get on a text classification that needs no download?
 Command:  jaxformer train --config=configs/classifier_tiny.py --workdir=runs/classifier_tiny
-Hardware: two CPU cores.
+Hardware: two CPU cores, 4 minutes (measured on a busy machine).
+Score:    66.2 % of 856 pieces of code from modules that training never saw, among 12 packages; one seed.
 """
 
 from ml_collections import ConfigDict
