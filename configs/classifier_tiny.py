@@ -1,4 +1,4 @@
-"""Which package of the standard library does a piece of code come from? A small encoder reads its bytes, in minutes.
+"""Which package of the standard library does a piece of code come from? A small encoder reads it, in minutes.
 
 Question: how far does a small encoder get on a text classification that needs no download?
 Command:  jaxformer train --config=configs/classifier_tiny.py --workdir=runs/classifier_tiny
