@@ -106,10 +106,13 @@ def test_residual_orders_are_their_formulas(order):
     ],
 )
 def test_the_constants_of_deepnorm_are_those_of_the_paper(make_config, family, causal, alpha, beta):
-    cfg = make_config(family=family, residual='deepnorm', encoder_layers=18, decoder_layers=6)
-    np.testing.assert_allclose(layers.deepnorm(cfg, causal), (alpha, beta), rtol=1e-12)
-    other = make_config(family=family, residual='post', encoder_layers=18, decoder_layers=6)
-    assert layers.deepnorm(other, causal) == (1.0, 1.0)
+    depth = {'encoder_layers': 18, 'decoder_layers': 6}
+    of_family = {'lm': ('decoder_layers',), 'seq2seq': tuple(depth)}.get(family, ('encoder_layers',))
+    depth = {name: depth[name] for name in of_family}
+    np.testing.assert_allclose(
+        layers.deepnorm(make_config(family=family, residual='deepnorm', **depth), causal), (alpha, beta), rtol=1e-12
+    )
+    assert layers.deepnorm(make_config(family=family, residual='post', **depth), causal) == (1.0, 1.0)
 
 
 def test_deepnorm_shrinks_the_start_of_values_outputs_and_feed_forward_alone(make_config):
