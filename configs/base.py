@@ -28,8 +28,8 @@ def get_config() -> ConfigDict:
     # What mixes the positions of a block: attention | static (a learned matrix, the same for every input) | linformer
     # (encoder only) | conv | rnn | lstm | gru. Cross-attention stays attention.
     model.mixer = 'attention'
-    model.encoder_mixer = model.get_ref('mixer') + ''
-    model.decoder_mixer = model.get_ref('mixer') + ''
+    model.encoder_mixer = model.get_ref('mixer') + ''  # of the encoder, where there is one
+    model.decoder_mixer = model.get_ref('mixer') + ''  # of the decoder, where there is one
     # post LN(x+F(x)) | pre x+F(LN(x)), final norm | branch x+LN(F(x)) | sandwich x+LN(F(LN(x))), final norm |
     # deepnorm LN(ax+F(x)), a from the depth | none LN(F(x))
     model.residual = 'post'
@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
     model.gelu = 'tanh'  # tanh: its approximation | exact: by the error function; in gelu and geglu
     model.remat = 'none'  # none | block: recompute a block's activations in the backward pass
     # Layers unrolled per scan step; 0 = all: a faster step (with conv on a CPU by far), a slower compile.
-    model.scan_unroll = 1
+    model.scan_unroll = 1  # has no part in the numbers
 
     model.ids = ConfigDict()  # special symbols; only weights that come from elsewhere want other ids
     model.ids.pad = 0  # fills up rows and is never looked at; -1 = no id does
@@ -56,10 +56,10 @@ def get_config() -> ConfigDict:
     # global_local (and to and from `global_positions`) | window2d (the same `window` x `window` square of a grid of
     # `grid_width` columns; in every other layer the squares are moved by `shift`)
     model.attention.pattern = 'full'
-    model.attention.window = 4
-    model.attention.global_positions = (0,)
-    model.attention.grid_width = 8
-    model.attention.shift = 0
+    model.attention.window = 4  # positions to either side, or the side of a square
+    model.attention.global_positions = (0,)  # counted from 0, of queries and of keys
+    model.attention.grid_width = 8  # columns of the grid that positions fill row by row
+    model.attention.shift = 0  # rows and columns, in layers 2, 4, …
 
     model.linformer = ConfigDict()
     model.linformer.rank = 16  # P: slots that keys and values are projected to
