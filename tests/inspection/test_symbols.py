@@ -95,7 +95,7 @@ def test_an_import_is_drawn_with_its_symbols(imported):
     bare = tuple(library.encode(LINES[0], add_special_tokens=False).tokens)
     begin = {'gpt2': '<|endoftext|>', 'llama': '<s>', 't5': '<pad>', 'marian': '<pad>', 'bert': None}[kind]
     if kind in ('gpt2', 'llama'):
-        assert maps.source == () and maps.inputs == (begin, *bare[:-1])
+        assert maps.source == () and maps.inputs == (begin, *bare)
     else:  # with the end of a text, and of BERT its begin, as the library adds them
         assert maps.source == tuple(library.encode(LINES[0]).tokens) and maps.inputs[:1] == ((begin,) if begin else ())
     for kind_of_map in attention.KINDS:
