@@ -3,8 +3,8 @@
 Question: how well does a small encoder guess masked bytes of Python from both sides?
 Command:  jaxformer train --config=configs/bert_tiny.py --workdir=runs/bert_tiny
 Hardware: two CPU cores, 4 minutes (measured on a busy machine).
-Score:    dev loss 2.520 per masked byte, 32.3 % of them guessed; one seed. For the first 500 updates it learns little more
-          than how frequent each byte is, and then begins to look around.
+Score:    dev loss 2.520 per masked byte, 32.3 % of them guessed; one seed. For the first 500 updates it learns little
+          more than how frequent each byte is, and then begins to look around.
 """
 
 from ml_collections import ConfigDict
