@@ -22,17 +22,23 @@ ONE = MeshConfig(data=-1, fsdp=1, model=1, seq=1)
 
 
 SIZES = {'d_model': 16, 'num_heads': 6, 'num_kv_heads': 3, 'd_k': 5, 'd_v': 7, 'd_ff': 11, 'max_length': 64}
-SIZES |= {'encoder_layers': 2, 'decoder_layers': 4, 'vocab_size': 0, 'recurrent__width': 9, 'conv__width': 8}
+SIZES |= {'vocab_size': 0, 'recurrent__width': 9, 'conv__width': 8}
 SIZES |= {'linformer__rank': 10, 'relative__num_buckets': 12, 'relative__max_distance': 20}
 TEXT = {'data.name': 'stdlib', 'data.tokenizer': 'bytes', 'data.buckets': ((64,),)}
-OF_FAMILY = {'seq2seq': {}, 'mlm': TEXT, 'classifier': TEXT | {'data.name': 'stdlib_labels'}, 'lm': TEXT}
+TWO, FOUR = {'model.num_layers': 2}, {'model.num_layers': 4}  # layers of an encoder, of a decoder
+OF_FAMILY = {
+    'seq2seq': {'model.encoder_layers': 2, 'model.decoder_layers': 4},
+    'mlm': TEXT | TWO,
+    'classifier': TEXT | TWO | {'data.name': 'stdlib_labels'},
+    'lm': TEXT | FOUR,
+}
 VOCAB, CLASSES = 13, 17
 
 
 def model_config(family='seq2seq', **changes):
     edited = config.load(ROOT / 'configs' / 'base.py')
-    config.override(edited, {f'model.{name.replace("__", ".")}': v for name, v in (SIZES | changes).items()})
     config.override(edited, {'model.family': family} | OF_FAMILY[family])
+    config.override(edited, {f'model.{name.replace("__", ".")}': v for name, v in (SIZES | changes).items()})
     return config.resolve(edited).model
 
 
