@@ -191,11 +191,21 @@ def _bert(name: str, fields: dict[str, Any], *keys: Key | Choice) -> Layout:
     return dataclasses.replace(BERT, name=name, fields={**_BERT_ENCODER, **fields}, keys=kept + keys)
 
 
+def _number_of_labels(labels: dict[str, str]) -> int:
+    if not labels or labels.keys() != set(map(str, range(len(labels)))) or not all(map(_is_text, labels.values())):
+        raise ValueError
+    return len(labels)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 _LABELS = Key(
     'id2label',
     'model.head.num_classes',
     absent={'0': 'LABEL_0', '1': 'LABEL_1'},
-    read=lambda labels: len(labels.keys()),
+    read=_number_of_labels,
     write=lambda classes: {str(number): f'LABEL_{number}' for number in range(classes)},
 )
 BERT_MASKED = _bert(

@@ -32,12 +32,12 @@ from safetensors import SafetensorError, safe_open
 
 from jaxformer import checkpoint, config, files, optim, pyfile
 from jaxformer.config import Config
-from jaxformer.data.named_ids import SETTINGS
+from jaxformer.data.named_ids import SETTINGS, of_settings
 from jaxformer.data.tokenizer_file import TokenizerFile
 from jaxformer.errors import UserError
 from jaxformer.inspection import symbols
 from jaxformer.inspection.hugging_face import LAYOUTS
-from jaxformer.inspection.layout import Fields, Layout, Row, Settings, fields_of
+from jaxformer.inspection.layout import Fields, Layout, Row, Settings, fields_of, of_the_key
 from jaxformer.inspection.symbols import TOKENIZER
 from jaxformer.model import transformer
 from jaxformer.train import directory as directories
@@ -46,6 +46,8 @@ from jaxformer.train.state import TrainState
 
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 SOFTMAX = 'model.embedding.softmax'
+NO_IDS = {'model.ids.pad': -1, 'model.ids.start': 0, 'model.ids.mask': 0}
+"""Ids that any vocabulary has, until the sizes are known to be those of the tensors."""
 
 
 def read(directory: str | Path) -> tuple[ConfigDict, dict[str, Any]]:
@@ -71,20 +73,19 @@ def _read(
     """(configuration, parameters, tokenizer), as `read`."""
     tensors = Tensors(directory, layout)
     fields = _fields(directory / SETTINGS, layout, settings)
+    of_settings(settings, directory / SETTINGS)  # refuses what is no id
     if fields.get(SOFTMAX) == 'tied' and tensors.differing_softmax(layout):
         fields[SOFTMAX] = 'untied'  # transformers ties only what is equal
-    tokenizer = symbols.tokenizer(directory, fields['model.vocab_size'])
-    fields |= symbols.model_ids(directory, settings, fields, tokenizer)
     edited = config.load(pyfile.ROOT / 'configs' / 'base.py')
-    try:
-        config.override(edited, fields)
-        config.override(edited, _data(fields, edited.model.max_length))
-        cfg = config.resolve(edited)
-    except UserError as error:
-        raise UserError(f'{directory / SETTINGS}: {error}') from error
+    usual = {path: min(edited.model.ids[path.rpartition('.')[2]], fields['model.vocab_size'] - 1) for path in NO_IDS}
+    max_length = int(fields.get('model.max_length', edited.model.max_length))
+    cfg = _changed(directory / SETTINGS, layout, edited, fields | NO_IDS | _data(fields, max_length))
     shapes = parameter_shapes(cfg)
     rows = [row for row in layout.rows if row.counts(fields, shapes)]
     tensors.refuse_strangers(layout, rows, shapes)
+    tokenizer = symbols.tokenizer(directory, fields['model.vocab_size'])
+    ids = usual | {path: fields[path] for path in NO_IDS if path in fields}
+    _changed(directory / SETTINGS, layout, edited, ids | symbols.model_ids(directory, settings, fields, tokenizer))
     params: dict[str, np.ndarray] = {}
     for row in rows:
         params |= row.join(map(tensors.weights, row.names(shapes)), shapes, np.float32)
@@ -213,9 +214,10 @@ class Tensors:
 
     def refuse_strangers(self, layout: Layout, rows: list[Row], shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raises UserError where a tensor is missing, left over, of another shape or of no known type."""
-        used = {name: row.shape(shapes) for row in rows for name in row.names(shapes)}
+        used: set[str] = set()
         says = f'by {SETTINGS} ({layout.name})'
-        for name, shape in used.items():
+        for name, shape in ((name, row.shape(shapes)) for row in rows for name in row.names(shapes)):
+            used.add(name)
             if name not in self:
                 raise UserError(f'{self.directory}: tensor {name} is missing, and {list(shape)} {says}')
             if self.shape(name) != shape:
@@ -248,12 +250,26 @@ def _settings(directory: Path) -> tuple[Settings, Layout]:
     if not candidates:
         supported = ', '.join(dict.fromkeys(layout.model_type for layout in LAYOUTS))
         raise UserError(f'{path}: model_type={json.dumps(settings.get("model_type"))}: not one of {supported}')
-    architectures = settings.get('architectures') or [candidates[0].name]
+    architectures = settings.get('architectures')
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(a, str) for a in architectures)
+    ):
+        raise UserError(f'{path}: architectures={json.dumps(architectures)}: must be a list of names')
+    architectures = architectures or [candidates[0].name]
     for layout in candidates:
         if layout.name in architectures:
             return settings, layout
     supported = ', '.join(layout.name for layout in candidates)
     raise UserError(f'{path}: architectures={json.dumps(architectures)}: not one of {supported}')
+
+
+def _changed(path: Path, layout: Layout, edited: ConfigDict, fields: Fields) -> Config:
+    """Sets fields and gives what they make. Raises UserError by the names of the settings in the file `path`."""
+    try:
+        config.override(edited, fields)
+        return config.resolve(edited)
+    except UserError as error:
+        raise UserError(f'{path}: {of_the_key(layout, error)}') from error
 
 
 def _fields(path: Path, layout: Layout, settings: Settings) -> Fields:

@@ -7,7 +7,7 @@ A `Layout` is data. What reads it knows no name of it: `fields_of` makes fields 
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from jaxformer import rules
 from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.inspection import limits
 
 Settings = dict[str, Any]  # what a config.json holds
 Fields = dict[str, Any]  # {'model.d_model': 12, …}
@@ -45,10 +46,10 @@ class Row:
         chosen = self.when is None or fields[self.when[0]] in self.when[1]
         return chosen and all(path in shapes for path in self.paths)
 
-    def names(self, shapes: Shapes) -> list[str]:
+    def names(self, shapes: Shapes) -> Iterator[str]:
         """The tensor's name in each layer (one name where it does not lie in a layer)."""
         layers = shapes[self.paths[0]][0] if '{n}' in self.name else 1
-        return [self.name.replace('{n}', str(layer)) for layer in range(layers)]
+        return (self.name.replace('{n}', str(layer)) for layer in range(layers))
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """The tensor's shape."""
@@ -210,7 +211,9 @@ def fields_of(layout: Layout, settings: Settings) -> Fields:
     fields: Fields = {}
     for key in layout.keys:
         known[key.name] = value = _setting(key, settings, known)
-        fields |= key.fields(value)
+        fields |= (found := key.fields(value))
+        if isinstance(key, Key) and any(said is not None for said in _values(key, settings)):  # not what follows
+            limits.refuse_beyond(key.field, found[key.field], f'{key.name}={json.dumps(value)}')
     for demand in layout.demands:
         if not demand.holds(known):
             raise UserError(f'{demand.name}={json.dumps(known[demand.name])}: must be {demand.text}')
@@ -252,24 +255,39 @@ def _refuse_another(cfg: Config, path: str, value: Any) -> None:
         raise rules.refused(path, rules.get(cfg, path), f'{value!r}')
 
 
+def of_the_key(layout: Layout, error: UserError) -> UserError:
+    """The error of a field, with the name of the setting that it came from, where one can be told."""
+    field = str(error).partition('=')[0].removeprefix('config.')
+    name = next((f'{key.name}: ' for key in layout.keys if field in key.may_set), '')
+    return UserError(f'{name}{error}')
+
+
 def _setting(key: Key | Choice, settings: Settings, known: Settings) -> Any:
     """The value of a setting, by any of its names, or what stands for none."""
+    for value in _values(key, settings):
+        if value is None and isinstance(key, Choice) and None in key.values:
+            return None
+        if value is not None:
+            return value
+        if key.null is not ...:
+            return key.null
+    if key.absent is ...:
+        raise UserError(f'{key.name}: missing')
+    return key.absent(known) if callable(key.absent) else key.absent
+
+
+def _values(key: Key | Choice, settings: Settings) -> Iterator[Any]:
+    """What the settings hold under the names of a key, in their order; nothing where they hold none of them."""
     for name in (key.name, *key.aliases):
         node: Any = settings
         *groups, last = name.split('.')
         for group in groups:
-            node = node.get(group) if isinstance(node, dict) else None
-        if isinstance(node, dict) and last in node:
-            value = node[last]
-            if value is None and isinstance(key, Choice) and None in key.values:
-                return None
-            if value is not None:
-                return value
-            if key.null is not ...:
-                return key.null
-    if key.absent is ...:
-        raise UserError(f'{key.name}: missing')
-    return key.absent(known) if callable(key.absent) else key.absent
+            node = node.get(group)
+            if not isinstance(node, dict | None):
+                raise UserError(f'{group}={json.dumps(node)}: must be an object')
+            node = node or {}
+        if last in node:
+            yield node[last]
 
 
 def _put(settings: Settings, name: str, value: Any) -> None:
