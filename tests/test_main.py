@@ -14,7 +14,12 @@ from jaxformer.main import COMMANDS, main
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = f'--config={ROOT}/configs/tiny.py'
-SHORT = ('--config.train.num_steps=6', '--config.train.checkpoint_every=3', '--config.eval.every=0')
+SHORT = (
+    '--config.train.num_steps=6',
+    '--config.optim.warmup_steps=2',
+    '--config.train.checkpoint_every=3',
+    '--config.eval.every=0',
+)
 SMALL = (*SHORT, '--config.data.buckets=((9,9),)', '--config.data.num_examples=60')
 
 
