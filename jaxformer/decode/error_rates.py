@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 Symbols = Sequence[str]
@@ -14,6 +15,41 @@ def rate_names(data_name: str) -> tuple[str, str]:
     """
     lines = data_name == 'parallel' or '/' in data_name
     return ('symbol_errors', 'line_errors') if lines else ('per', 'wer')
+
+
+def count_errors(
+    hypotheses: Sequence[Symbols], references: Sequence[Sequence[Symbols]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(errors, symbols, wrong) of each hypothesis, [n] each: int64, int64, bool.
+
+    errors: the edit distance to the nearest of its references (the first of equals). symbols: the length of that one.
+    wrong: whether it equals none of them.
+
+    Raises:
+      ValueError: the two lists differ in length.
+    """
+    if len(hypotheses) != len(references):
+        raise ValueError(f'{len(hypotheses)} hypotheses against {len(references)} references; one each is needed')
+    counts = np.zeros((len(hypotheses), 2), np.int64)
+    for row, (hypothesis, candidates) in enumerate(zip(hypotheses, references, strict=True)):
+        best, nearest = min((Levenshtein.distance(hypothesis, c), i) for i, c in enumerate(candidates))
+        counts[row] = best, len(candidates[nearest])
+    errors, symbols = counts.T
+    return errors, symbols, errors > 0
+
+
+def rates(
+    errors: np.ndarray, symbols: np.ndarray, wrong: np.ndarray, names: tuple[str, str] = ('per', 'wer')
+) -> dict[str, float]:
+    """Symbol and sequence error rates, as fractions, of the counts of `count_errors`, under the two names.
+
+    Raises:
+      ValueError: there are none.
+    """
+    if not len(wrong):
+        raise ValueError('no hypothesis: a rate over nothing')
+    values = (int(errors.sum()) / max(int(symbols.sum()), 1), int(wrong.sum()) / len(wrong))
+    return dict(zip(names, values, strict=True))
 
 
 def error_rates(
@@ -30,12 +66,6 @@ def error_rates(
     Raises:
       ValueError: the two lists differ in length, or are empty.
     """
-    if len(hypotheses) != len(references) or not hypotheses:
-        raise ValueError(f'{len(hypotheses)} hypotheses against {len(references)} references; one each is needed')
-    distance = length = wrong = 0
-    for hypothesis, candidates in zip(hypotheses, references, strict=True):
-        best, nearest = min((Levenshtein.distance(hypothesis, c), i) for i, c in enumerate(candidates))
-        distance += best
-        length += len(candidates[nearest])
-        wrong += best > 0
-    return dict(zip(names, (distance / max(length, 1), wrong / len(hypotheses)), strict=True))
+    if not hypotheses:
+        raise ValueError(f'0 hypotheses against {len(references)} references; one each is needed')
+    return rates(*count_errors(hypotheses, references), names)

@@ -1,6 +1,6 @@
 """From token batches and text lines to decoded symbols: one compiled program per source bucket."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -14,7 +14,7 @@ from jaxformer.data.pipeline import eval_batches
 from jaxformer.data.sources import source_symbols
 from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import Vocabulary
-from jaxformer.decode.error_rates import error_rates, rate_names
+from jaxformer.decode.error_rates import count_errors, rate_names, rates
 from jaxformer.decode.greedy import greedy, start_symbols
 from jaxformer.errors import UserError
 from jaxformer.runtime import CountedJit
@@ -42,19 +42,30 @@ class Decoder:
         tokens_BT, logprob_B = jax.device_get(self.search(params, placed))
         return [self._vocab.decode(row) for row in tokens_BT], logprob_B
 
-    def split_error_rates(self, params: Any, split: PairSplit) -> dict[str, float]:
-        """Symbol and sequence error rates (fractions) over every example of a split that fits the buckets.
+    def examples(self, params: Any, split: PairSplit) -> dict[str, np.ndarray]:
+        """What is wrong about each example that fits the buckets, [n] each, in the order of the split.
 
-        Symbols are those of the outputs' texts, so that it does not matter into which pieces a word was put together.
+        example_id: int64, the place in the split. errors, symbols: int64, edits to the nearest reference and its
+        length. wrong: bool. Symbols are those of the outputs' texts, so that it does not matter into which pieces a
+        word was put together.
         """
-        hypotheses, references = [], []
+        hypotheses = {}
         for batch in eval_batches(split, self._cfg.data.buckets, self._rows):
-            symbols, _ = self.batch(params, batch['source'])
-            for example, hypothesis in zip(batch['example_id'], symbols, strict=True):
+            outputs, _ = self.batch(params, batch['source'])
+            for example, hypothesis in zip(batch['example_id'], outputs, strict=True):
                 if example >= 0:
-                    hypotheses.append(self._vocab.split(self._vocab.join(hypothesis)))
-                    references.append(split.references(int(example)))
-        return error_rates(hypotheses, references, rate_names(self._cfg.data.name))
+                    hypotheses[int(example)] = self._vocab.split(self._vocab.join(hypothesis))
+        ids = sorted(hypotheses)
+        errors, symbols, wrong = count_errors([hypotheses[i] for i in ids], [split.references(i) for i in ids])
+        return {'example_id': np.array(ids, np.int64), 'errors': errors, 'symbols': symbols, 'wrong': wrong}
+
+    def totals(self, examples: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Symbol and sequence error rates (fractions) over the examples that `examples` gives."""
+        return rates(examples['errors'], examples['symbols'], examples['wrong'], rate_names(self._cfg.data.name))
+
+    def split_error_rates(self, params: Any, split: PairSplit) -> dict[str, float]:
+        """`totals` of `examples`."""
+        return self.totals(self.examples(params, split))
 
     def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
         """(output line, number of unknown source symbols) of each line, in order; a blank line gives an empty one.

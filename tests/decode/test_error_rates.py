@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxformer.decode.error_rates import error_rates
+from jaxformer.decode.error_rates import count_errors, error_rates, rates
 
 
 def test_rates_are_summed_edits_over_summed_reference_length():
@@ -10,6 +10,16 @@ def test_rates_are_summed_edits_over_summed_reference_length():
     references = [[['K', 'AE', 'T']], [['D', 'AO', 'G']], [['F', 'EH', 'SH']]]
     # no edit of 3; one deletion of 3; one substitution and one insertion of 3
     assert error_rates(hypotheses, references) == {'per': pytest.approx(3 / 9), 'wer': pytest.approx(2 / 3)}
+
+
+def test_what_each_hypothesis_adds():
+    hypotheses = [['A', 'B'], ['A'], []]
+    references = [[['C', 'A', 'B', 'D'], ['A', 'B', 'C']], [['A']], [['A', 'B']]]
+    errors, symbols, wrong = count_errors(hypotheses, references)
+    assert (errors.tolist(), symbols.tolist(), wrong.tolist()) == ([1, 0, 2], [3, 1, 2], [True, False, True])
+    assert rates(errors, symbols, wrong, ('a', 'b')) == {'a': 3 / 6, 'b': 2 / 3}
+    with pytest.raises(ValueError, match='over nothing'):
+        rates(errors[:0], symbols[:0], wrong[:0])
 
 
 def test_a_word_is_right_where_it_equals_any_pronunciation_and_is_measured_against_the_nearest():

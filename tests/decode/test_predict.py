@@ -64,6 +64,20 @@ def test_outputs_are_varied_and_the_rates_are_theirs(expected):
     assert expected['rates'] == error_rates([line.split() for line in lines], references)
 
 
+def test_each_example_has_its_own_errors(expected):
+    """The rates of a split with one example are what that example adds to those of ten."""
+    made, params = decoder(3)
+    found = made.examples(params, split())
+    assert found['example_id'].tolist() == list(range(10)) and len(set(found['errors'].tolist())) > 2
+    for i, (line, _) in enumerate(expected['lines']):
+        alone = error_rates([line.split()], [[TEXTS[i].split(), TEXTS[i].split()[::-1]]])
+        assert found['symbols'][i] == LENGTHS[i] and found['errors'][i] == pytest.approx(alone['per'] * LENGTHS[i])
+        assert found['wrong'][i] == alone['wer']
+    assert made.totals(found) == expected['rates']
+    few = decoder(3, {'data.buckets': ((5, 5),)})[0]
+    assert few.examples(params, split())['example_id'].tolist() == [i for i in range(10) if LENGTHS[i] < 5]
+
+
 @pytest.mark.parametrize('batch_size', [1, 3, 4])
 def test_the_batch_changes_nothing(batch_size, expected):
     assert results(batch_size) == expected

@@ -40,6 +40,18 @@ def made(batch_size, count=10, buckets=((5, 5), (9, 9))):
     return evaluator.split_losses(params, split(count)), evaluator.sums.compilations
 
 
+def per_example(batch_size, count=10):
+    """(results of each example, numbers of the split) over all devices there are."""
+    cfg = small.make({'eval.batch_size': batch_size, 'data.buckets': ((5, 5), (9, 9))})
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
+    model = transformer.build(cfg.model, SYMBOLS)
+    params = transformer.init(model, 2)
+    params = jax.device_put(params, sharding.of_state(params, mesh))
+    evaluator = Evaluator(cfg, model, mesh)
+    examples = evaluator.examples(params, split(count))
+    return {name: found.tolist() for name, found in examples.items()}, evaluator.totals(examples, split(count))
+
+
 def by_hand(count=10):
     """The same numbers by NumPy from the logits of one example at a time, in a shape that no bucket has."""
     cfg = small.make()
@@ -71,14 +83,30 @@ def test_every_example_counts_once(batch_size, expected):
     assert compilations == 2  # one per bucket, the last batch included
 
 
+def test_each_example_has_its_own_sums():
+    """An example in the company of others, in buckets of two lengths, is what it is alone in a split."""
+    found, totals = per_example(4)
+    assert found['example_id'] == list(range(10))
+    assert found['tokens'] == [length + 1 for length in LENGTHS]
+    assert totals == made(4)[0]  # bit for bit
+    for name, total in (('nll', totals['loss'] * totals['tokens']), ('correct', totals['accuracy'] * totals['tokens'])):
+        assert sum(found[name]) == pytest.approx(total) and len(set(found[name])) > 1
+    first, few = per_example(3, 3)  # of other company
+    assert first['nll'] == pytest.approx(found['nll'][:3], rel=1e-6) and few['examples'] == 3
+    assert found['nll'][1] == pytest.approx(by_hand(2)['loss'] * by_hand(2)['tokens'] - by_hand(1)['loss'] * 4)
+
+
 def test_on_eight_devices_and_with_fewer_examples_than_devices(expected):
     code = (
         'import json, jax, test_evaluate as t; assert jax.device_count() == 8\n'
-        'print(json.dumps([[t.made(size)[0] for size in (1, 3, 4, 10)], t.made(4, count=3)[0]]))'
+        'print(json.dumps([[t.made(size)[0] for size in (1, 3, 4, 10)], t.made(4, count=3)[0], t.per_example(4)[0]]))'
     )
     done = small.run_process('-c', code, devices=8)
     assert done.returncode == 0, done.stderr[-3000:]
-    whole, few = json.loads(done.stdout)
+    whole, few, examples = json.loads(done.stdout)
+    alone = per_example(4)[0]
+    assert examples.keys() == alone.keys()
+    assert all(examples[name] == pytest.approx(values, rel=1e-6) for name, values in alone.items())
     for metrics in whole:
         assert metrics == pytest.approx(expected, rel=1e-6)
     assert few == pytest.approx(by_hand(3), rel=1e-6) and few['examples'] == 3
