@@ -35,6 +35,7 @@ setup(
             'pytest>=8,<10',
             'pytest-xdist>=3.6,<4',
             'ruff>=0.9,<1',
+            'submitit>=1.5,<2',
         ],
         'benchmark': ['torch>=2.6,<3'],
         'oracles': [
@@ -42,6 +43,7 @@ setup(
             'torch>=2.6,<3',
             'transformers>=5,<6',
         ],
+        'slurm': ['submitit>=1.5,<2'],
     },
     entry_points={'console_scripts': ['jaxformer=jaxformer.main:main']},
 )
