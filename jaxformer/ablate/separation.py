@@ -5,6 +5,7 @@ the t test of paired differences on the metric that the grid is judged by, with 
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from jaxformer.ablate import collect, curves, metrics, stats
 
@@ -29,32 +30,36 @@ class Verdict:
 
 def judge(results: collect.Results) -> list[Verdict]:
     """A verdict on every cell but the baseline, in the order of the table."""
-    by_seed = [_values(cell, results.ledger.metric) for cell in results.cells]
+    return verdicts([_values(cell, results.ledger.metric) for cell in results.cells])
+
+
+def verdicts(by_seed: Sequence[Mapping[int, float]]) -> list[Verdict]:
+    """A verdict on every cell but the first, which is the baseline; of each its values by seed."""
     differences = [stats.difference(values, by_seed[0]) for values in by_seed[1:]]
     tested = [index for index, found in enumerate(differences) if found.p is not None]
     adjusted = dict(zip(tested, stats.holm([differences[index].p or 0.0 for index in tested]), strict=True))
-    verdicts = []
+    judged = []
     for index, found in enumerate(differences):
         p = adjusted.get(index)
         state = NOTHING if p is None else SEPARATED if p < ALPHA else NOT_SEPARATED
-        verdicts.append(Verdict(index + 1, found, p, state))
-    return verdicts
+        judged.append(Verdict(index + 1, found, p, state))
+    return judged
 
 
 def sentences(results: collect.Results) -> list[str]:
     """What the report says about the differences: how they were judged, then one sentence per cell."""
-    verdicts = judge(results)
+    judged = judge(results)
     title = metrics.title(results.ledger.metric)
-    if not verdicts:
+    if not judged:
         return []
     if not any(_values(cell, results.ledger.metric) for cell in results.cells):
         return [f'Nothing can be said: no finished run has {title}.']
-    if all(verdict.difference.n < 2 for verdict in verdicts):
+    if all(verdict.difference.n < 2 for verdict in judged):
         return [
             f'Nothing can be said about any difference in {title}: no cell shares two finished seeds with the base. '
             'Two seeds (--seeds=2) give an interval, three one of about a quarter of its width.'
         ]
-    compared = sum(verdict.p is not None for verdict in verdicts)
+    compared = sum(verdict.p is not None for verdict in judged)
     unit = ' in %' if metrics.lookup(results.ledger.metric).percent else ''
     plural = '' if compared == 1 else 's'
     head = (
@@ -63,7 +68,7 @@ def sentences(results: collect.Results) -> list[str]:
         'What is not separated need not be equal: its interval holds what remains possible.'
     )
     order = (SEPARATED, NOT_SEPARATED, NOTHING)
-    return [head, *(_sentence(results, verdict) for verdict in sorted(verdicts, key=lambda v: order.index(v.state)))]
+    return [head, *(_sentence(results, verdict) for verdict in sorted(judged, key=lambda v: order.index(v.state)))]
 
 
 def _sentence(results: collect.Results, verdict: Verdict) -> str:

@@ -50,6 +50,16 @@ def test_pairing_takes_out_what_the_seeds_share():
     assert difference(cell, base).p == pytest.approx(expected.pvalue)
 
 
+def test_paired_differences_agree_with_scipy():
+    cell = {0: 0.31, 3: 0.27, 4: 0.35, 7: 0.30, 9: 0.22}
+    base = {9: 0.25, 0: 0.30, 3: 0.24, 4: 0.36, 7: 0.26}
+    expected = scipy.stats.ttest_rel(list(cell.values()), [base[seed] for seed in cell])
+    found = difference(cell, base, 0.9)
+    low, high = expected.confidence_interval(0.9)
+    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx((low, high))
+    assert found.p == pytest.approx(expected.pvalue)
+
+
 @pytest.mark.parametrize('seeds', [(), (0,)])
 def test_one_pair_or_none_says_nothing(seeds):
     found = difference(dict.fromkeys(seeds, 2.0), {0: 1.0, 1: 3.0})
