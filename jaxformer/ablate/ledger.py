@@ -9,24 +9,25 @@ is there. A cell that has left the grid keeps its directory and is listed as a f
 """
 
 import dataclasses
-import fcntl
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from jaxformer import files
+from jaxformer import claims, files
 from jaxformer.errors import UserError
 from jaxformer.train.writer import read_status, write_status
 
 STATES = ('missing', 'running', 'done', 'failed', 'preempted')
-"""Of a run. `running` means that a live process holds its lock; one that was killed counts as `preempted`."""
+"""Of a run. `running` means that a live process holds its claim; one that was killed counts as `preempted`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the directory of a run says about it. `status` is its status.json as it stands ({} where there is none)."""
+    """What the directory of a run says about it. `status` is its status.json as it stands ({} where there is none).
+
+    `holder`: the live process that works on it, None where there is none.
+    """
 
     path: epath.Path
     seed: int
@@ -34,6 +35,7 @@ class Run:
     step: int
     reason: str | None
     status: Mapping[str, Any]
+    holder: claims.Holder | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,41 +79,29 @@ def run_dir(workdir: epath.PathLike, cell_id: str, seed: int) -> epath.Path:
     return epath.Path(workdir) / 'cells' / cell_id / f'seed-{seed}'
 
 
-def read_run(path: epath.PathLike) -> Run:
+def read_run(path: epath.PathLike, now: float | None = None) -> Run:
     """Reads the state of the run in `path` (`…/seed-<seed>`), which need not exist. Writes nothing.
 
     A status.json that cannot be read makes the run a failed one that says so, and leaves the rest of the grid alone.
+
+    Args:
+      now: what `claims.clock` says, where several machines work on the grid and their clocks may differ.
     """
     path = epath.Path(path)
     seed = int(path.name.removeprefix('seed-'))
-    locked = is_locked(path)
+    holder = claims.holder(path, now=now)  # before the status: a process says `done` before it gives the claim back
     try:
         status = read_status(path)
-        if status is None:
-            return Run(path, seed, 'running' if locked else 'missing', 0, None, {})
-        state, step, reason = status['status'], status['step'], status['reason']
     except UserError as error:
-        return Run(path, seed, 'failed', 0, str(error), {})
-    if state == 'running' and not locked:
+        return Run(path, seed, 'failed', 0, str(error), {}, holder)
+    if status is None:
+        return Run(path, seed, 'running' if holder else 'missing', 0, None, {}, holder)
+    state, step, reason = status['status'], status['step'], status['reason']
+    if state == 'running' and not holder:
         state, reason = 'preempted', 'its process ended without a word (killed, or the machine went down)'
-    elif locked and state != 'done':
+    elif holder and state != 'done':
         state, reason = 'running', None
-    return Run(path, seed, state, step, reason, status)
-
-
-def is_locked(path: epath.PathLike) -> bool:
-    """Whether a live process holds the lock of the run directory `path`. Creates and changes no file."""
-    lock = epath.Path(path) / '.lock'
-    if '://' in os.fspath(lock):  # buckets have no locks
-        return False
-    try:
-        with lock.open('rb') as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return Run(path, seed, state, step, reason, status, holder)
 
 
 def runs_of(workdir: epath.PathLike, cell_id: str, seeds: Sequence[int] = ()) -> list[Run]:
@@ -126,11 +116,12 @@ def mark(path: epath.PathLike, state: str, reason: str, num_steps: int) -> None:
     """Records in status.json how the run in `path` ended, where it could not do so itself.
 
     Raises:
-      UserError: another live process has taken the run over in the meantime, or status.json is damaged.
+      BusyError: another live process has taken the run over in the meantime.
+      UserError: status.json is damaged.
     """
     path = epath.Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    with files.lock(path / '.lock'):
+    with claims.hold(path):
         status = read_run(path).status
         write_status(path, state, status['step'] if status else 0, num_steps, reason)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from jaxformer import config, files
+from jaxformer import claims, config, files
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data.vocab import Vocabulary
@@ -48,21 +48,22 @@ def finished(cfg: Config, workdir: epath.Path) -> dict[str, float] | None:
 
 
 @contextlib.contextmanager
-def claimed(cfg: Config, workdir: epath.Path) -> Iterator[None]:
-    """Makes the directory and holds its lock while the context lasts.
+def claimed(cfg: Config, workdir: epath.Path) -> Iterator[claims.Claim]:
+    """Makes the directory and holds the claim on it while the context lasts; `check()` it before each write.
 
     Raises:
-      UserError: it cannot be written, another live process uses it, or it belongs to another config.
+      BusyError: another live process uses it.
+      UserError: it cannot be written, or it belongs to another config.
       RunError: the disk is full.
     """
     with contextlib.ExitStack() as held:
         with _named(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
-            held.enter_context(files.lock(workdir / '.lock'))
+            claim = held.enter_context(claims.hold(workdir))
             for leftover in workdir.glob('.*.tmp'):  # of `write_atomic` in a killed process
-                leftover.unlink()
+                leftover.unlink(missing_ok=True)
         refuse_another_config(cfg, workdir)
-        yield
+        yield claim
 
 
 def mark(cfg: Config, workdir: epath.Path, vocab: Vocabulary) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from etils import epath
 
+from jaxformer import claims, files
 from jaxformer import config as config_lib
-from jaxformer import files
 from jaxformer.ablate import launch, plan
 from jaxformer.errors import RunError
 
@@ -59,7 +59,7 @@ class Standin:
     started: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
 
     def __call__(self, cfg: config_lib.Config, workdir: epath.Path) -> dict[str, float]:
-        with files.lock(workdir / '.lock'):
+        with claims.hold(workdir):
             return self._train(cfg, workdir)
 
     def _train(self, cfg, workdir):

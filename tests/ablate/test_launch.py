@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import standin
 
-from jaxformer import files
+from jaxformer import claims, files
 from jaxformer.ablate import launch, ledger, plan
 from jaxformer.errors import RunError, UserError
 
@@ -67,7 +67,7 @@ def test_killed_anywhere_the_rerun_goes_on_and_leaves_finished_runs_alone(tmp_pa
     assert all(first == 0 for _, _, first in train.started[1:])
     after = snapshot(workdir)
     assert {path: after[path] for path in before} == before
-    assert len(before) == 3 * 6
+    assert len(before) == 3 * 7  # the two files of its claim among them
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_run_of_another_live_process_is_left_to_it(tmp_path):
     held = plan.runs(grid, tmp_path / 'grid', 1)[0].path
     held.mkdir(parents=True)
     train = standin.Standin()
-    with files.lock(held / '.lock'):
+    with claims.hold(held):
         outcome, lines = run_quietly(grid, tmp_path / 'grid', 1, train)
     assert outcome == launch.Outcome(finished=1, present=0, failed=0, busy=1, stopped=False)
     assert 'live process' in lines[0]

@@ -1,7 +1,9 @@
+import os
+
 import pytest
 import standin
 
-from jaxformer import files
+from jaxformer import claims
 from jaxformer.ablate import launch, ledger, plan
 from jaxformer.errors import UserError
 from jaxformer.train.writer import write_status
@@ -69,10 +71,13 @@ def test_reading_a_run_changes_nothing_and_a_damaged_status_is_a_failure(tmp_pat
     assert 'status.json' in found.reason
 
 
-def test_running_means_that_a_process_holds_the_lock(tmp_path):
+def test_running_means_that_a_process_holds_the_claim(tmp_path):
     path = tmp_path / 'seed-0'
     path.mkdir()
     write_status(path, 'running', 4, 9)
-    with files.lock(path / '.lock'):
-        assert ledger.read_run(path).state == 'running'
-    assert ledger.read_run(path).state == 'preempted'
+    with claims.hold(path):
+        found = ledger.read_run(path)
+        assert (found.state, found.holder.pid) == ('running', os.getpid())
+        with pytest.raises(claims.BusyError):
+            ledger.mark(path, 'failed', 'no', 9)
+    assert (ledger.read_run(path).state, ledger.read_run(path).holder) == ('preempted', None)
