@@ -1,5 +1,6 @@
 """Reads a grid's directory into what a report shows. Nothing is dropped: a run that did not finish is in it as such."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from etils import epath
 from jaxformer import files
 from jaxformer.ablate import ledger, metrics, stats
 from jaxformer.errors import UserError
-from jaxformer.train.writer import read_metrics
+from jaxformer.train.writer import METRICS, read_metrics
 
 Series = Mapping[str, tuple[tuple[int, float], ...]]
 """Metric → its (step, value) pairs, ascending; values that are not finite are left out."""
@@ -88,9 +89,9 @@ def _cell(workdir: epath.PathLike, entry: ledger.Entry, seeds: tuple[int, ...]) 
 
 def _run(run: ledger.Run) -> RunResult:
     records: list[dict[str, Any]] = []
-    if (run.path / 'metrics.jsonl').exists():
+    if (run.path / METRICS).exists():
         try:
-            records = read_metrics(run.path / 'metrics.jsonl')
+            records = read_metrics(run.path / METRICS)
         except UserError as error:
             run = dataclasses.replace(run, state='failed', reason=str(error))
     series: dict[str, tuple[tuple[int, float], ...]] = {}
@@ -103,11 +104,12 @@ def _run(run: ledger.Run) -> RunResult:
     if records:  # a process that fell over could not write its last step into status.json
         run = dataclasses.replace(run, step=max(run.step, records[-1]['step']))
     starts = _starts(run.path)
+    worked = _spans([start['time'] for start in starts], [record['time'] for record in records], run.status)
     return RunResult(
         run=run,
         series=series,
         final=final,
-        seconds=_seconds([start['time'] for start in starts], [record['time'] for record in records], run.status),
+        seconds=sum(end - start for start, end in worked) if worked else None,
         versions=tuple(dict.fromkeys(start['versions']['jaxformer'] for start in starts)),
     )
 
@@ -128,12 +130,20 @@ def _starts(path: epath.Path) -> list[dict[str, Any]]:
     return starts if known else []
 
 
-def _seconds(starts: list[float], times: list[float], status: Mapping[str, Any]) -> float | None:
-    """Time that the run's processes took, each from its start to the last sign of it: without the pauses between."""
+def spans(run: ledger.Run) -> tuple[tuple[float, float], ...]:
+    """When the run's processes worked on it, each from its start to the last sign of it, without pauses."""
+    times: list[float] = []
+    if (run.path / METRICS).exists():
+        with contextlib.suppress(UserError):
+            times = [record['time'] for record in read_metrics(run.path / METRICS)]
+    return _spans([start['time'] for start in _starts(run.path)], times, run.status)
+
+
+def _spans(starts: list[float], times: list[float], status: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
     if not starts or not status:
-        return None
-    total = 0.0
+        return ()
+    found = []
     for start, following in zip(starts, [*starts[1:], math.inf], strict=True):
         signs = [time for time in (*times, status['updated']) if start <= time < following]
-        total += max(signs, default=start) - start
-    return total
+        found.append((start, max(signs, default=start)))
+    return tuple(found)

@@ -1,6 +1,7 @@
 """Cells that cost what the baseline costs: an integer field is worked out instead of set.
 
 {'model.feed_forward': 'swiglu', 'model.d_ff': EQUAL_PARAMETERS}     # one field of a cell; the baseline has none
+{'model.mixer': 'conv', 'model.d_ff': EQUAL_FLOPS}                   # as many operations in a run's training
 
 The number stands in the plan, the cell's label and the report like any other, and the plan says how near it comes.
 """
@@ -21,6 +22,9 @@ class Match:
 
 
 EQUAL_PARAMETERS = Match('parameters')
+EQUAL_FLOPS = Match('flops')
+
+_NOT_EQUAL = {'parameters': 'has not as many parameters as', 'flops': 'does not take as many FLOPs as'}
 
 
 class UnsolvableError(ValueError):
@@ -30,6 +34,11 @@ class UnsolvableError(ValueError):
 def set_by_hand(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a cell that hold a value."""
     return {field: value for field, value in cell.items() if not isinstance(value, Match)}
+
+
+def quantity(cell: Mapping[str, Any]) -> str:
+    """What a cell is to be equal in: 'parameters' (so, too, where nothing is worked out) or 'flops'."""
+    return next((value.quantity for value in cell.values() if isinstance(value, Match)), EQUAL_PARAMETERS.quantity)
 
 
 def solve(
@@ -61,7 +70,7 @@ def solve(
     def count_at(width: int) -> int:
         found = count({**cell, field: width})
         if found is None or total is None:
-            raise UnsolvableError(f'{field} cannot be worked out where no parameters are counted')
+            raise UnsolvableError(f'{field} cannot be worked out where no {quantity(cell)} are counted')
         return found
 
     try:
@@ -71,10 +80,10 @@ def solve(
 
 
 def too_far(label: str, cell: Mapping[str, Any], solved: Mapping[str, Any], deviation: float) -> str:
-    """What is said of a cell that is to be as large as the baseline, and at its best is off by such a share."""
+    """What is said of a cell that is to cost what the baseline costs, and at its best is off by such a share."""
     (field,) = cell.keys() - set_by_hand(cell).keys()
     return (
-        f'cell {label!r} has not as many parameters as the base: {field}={solved[field]} comes nearest and is '
+        f'cell {label!r} {_NOT_EQUAL[quantity(cell)]} the base: {field}={solved[field]} comes nearest and is '
         f'{deviation:.1%} off; work out another field, or set {field} to a number'
     )
 

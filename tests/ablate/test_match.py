@@ -1,7 +1,7 @@
 import pytest
 import standin
 
-from jaxformer.ablate import launch, plan
+from jaxformer.ablate import count, launch, match, plan
 from jaxformer.ablate.match import FlatError, nearest
 from jaxformer.errors import UserError
 
@@ -61,6 +61,33 @@ def test_a_cell_gets_the_width_that_makes_it_as_large_as_the_baseline(tmp_path):
     assert cell.label == 'feed_forward=swiglu'
     assert cell.parameters == pytest.approx(grid.cells[0].parameters, rel=0.01)
     assert grid.warnings == ()
+
+
+def test_a_cell_gets_the_width_that_makes_it_take_as_many_operations_as_the_baseline(tmp_path):
+    """By the formula, on what the data leave: no stand-in."""
+    extra = 'from jaxformer.ablate.match import EQUAL_FLOPS'
+    sizes = {'model.d_model': '48', 'model.num_heads': '4', 'model.num_layers': '2', 'model.d_ff': '300'}
+    cells = (
+        "[{}, {'model.mixer': 'conv', 'model.d_ff': EQUAL_FLOPS}, {'model.num_layers': 3, 'model.d_ff': EQUAL_FLOPS}]"
+    )
+    base = {**sizes, 'model.vocab_size': '50'}
+    base.pop('model.num_layers')
+    grid = plan.resolve(plan.read(standin.grid_file(tmp_path, cells, extra), base))
+    first, *others = grid.cells
+    for cell in others:
+        assert cell.config.model.d_ff != 300 and grid.warnings == ()
+        assert cell.cost.flops == pytest.approx(first.cost.flops, rel=match.TOLERANCE)
+        assert cell.cost.flops == count.train_flops(cell.config)
+        assert 'parameters' in cell.unlike and 'flops' not in cell.unlike
+    with pytest.raises(UserError, match='d_ff cannot be worked out where no flops are counted'):
+        plan.resolve(plan.read(standin.grid_file(tmp_path, cells, extra), base), size)
+
+
+def test_operations_that_cannot_be_matched_are_said(tmp_path):
+    extra = 'from jaxformer.ablate.match import EQUAL_FLOPS'
+    cells = "[{'model.d_ff': 8}, {'model.num_layers': 60, 'model.d_ff': EQUAL_FLOPS}]"
+    grid = plan.resolve(plan.read(standin.grid_file(tmp_path, cells, extra), {'model.d_model': '16'}))
+    assert "'num_layers=60' does not take as many FLOPs as the base: model.d_ff=1 comes nearest" in grid.unequal[0]
 
 
 def test_changes_of_the_base_are_matched_too(tmp_path):

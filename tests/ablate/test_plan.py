@@ -26,7 +26,7 @@ def test_the_seed_is_not_in_the_id_and_runs_differ_in_nothing_else(tmp_path):
     for run in runs:
         assert set(config_lib.diff(run.cell.config, run.config)) <= {'seed'}
         assert run.config.seed == run.seed
-        assert run.path.parent.name == run.cell.id == config_lib.config_hash(run.config, without=('seed',))
+        assert run.path.parent.name == run.cell.id == config_lib.config_hash(run.config, without=('seed', 'cohort'))
     assert len({run.path for run in runs}) == 6
 
 
@@ -146,3 +146,49 @@ def test_cells_whose_metric_is_of_other_things_are_warned_of(tmp_path):
     split = standin.make_plan(tmp_path, "product({'eval.split': ('dev', 'test')})")
     assert len(split.warnings) == 1 and "'split=test' has another eval.split than the base" in split.warnings[0]
     assert standin.make_plan(tmp_path, "product({'model.num_heads': (8, 4)})").warnings == ()
+
+
+COSTS = """
+AXIS = {axis!r}
+"""
+
+
+def costed(directory, cells, axis=('model.d_k',), flops=lambda cfg: 50 * cfg.model.d_k * cfg.train.num_steps):
+    grid = plan.read(standin.grid_file(directory, cells, COSTS.format(axis=axis)))
+    tokens = lambda cfg: 7 * cfg.train.num_steps * cfg.train.batch_size  # noqa: E731
+    return plan.resolve(grid, lambda cfg: 1000 * cfg.model.num_heads, flops, tokens)
+
+
+def test_cells_that_cost_something_else_are_noted(tmp_path):
+    cells = "[{'model.d_k': 64}, {'model.d_k': 16}, {'model.d_k': 64, 'train.batch_size': 32, 'model.num_heads': 4}]"
+    grid = costed(tmp_path, cells)
+    assert [cell.unlike for cell in grid.cells] == [
+        {},
+        {'flops': -0.75},
+        {'parameters': -0.5, 'tokens': 1.0, 'batch': 1.0},
+    ]
+    assert [cell.cost.tokens for cell in grid.cells] == [896, 896, 1792]
+    text = plan.as_text(grid, tmp_path / 'grid', 1)
+    assert "note: 'd_k=16' is no equal of the baseline in FLOPs -75.0%" in text
+    assert 'in parameters -50.0%, tokens seen +100.0%, effective batch +100.0%' in text
+    content = json.loads(json.dumps(plan.as_json(grid, tmp_path / 'grid', 1)))['cells'][2]
+    assert (content['parameters'], content['flops'], content['batch']) == (4000, 25_600, 32)
+    assert content['unlike'] == {'parameters': -0.5, 'tokens': 1.0, 'batch': 1.0}
+    declared = costed(tmp_path, cells, ('model.d_k', 'flops', 'parameters', 'train.batch_size', 'tokens'))
+    assert [cell.unlike for cell in declared.cells] == [{}, {}, {}]
+
+
+def test_the_time_that_is_left_is_that_of_what_is_done_scaled_by_flops(tmp_path):
+    grid, workdir = costed(tmp_path, "[{'model.d_k': 64}, {'model.d_k': 16}]"), tmp_path / 'grid'
+    empty = plan.as_json(grid, workdir, 2)
+    assert (empty['seconds_left'], [cell['seconds'] for cell in empty['cells']]) == (None, [None, None])
+    assert 'left' not in plan.as_text(grid, workdir, 2) and ' time ' not in plan.as_text(grid, workdir, 2)
+    only = plan.resolve(grid.grid.__class__(**{**vars(grid.grid), 'cells': grid.grid.cells[:1], 'reference': ({},)}))
+    assert only.cells[0].id == grid.cells[0].id
+    launch.run(only, workdir, 1, standin.Standin(), say=lambda line: None)  # 42 s, as it writes
+    content = plan.as_json(grid, workdir, 2)
+    assert [cell['seconds'] for cell in content['cells']] == [42.0, 42.0 / 4]
+    assert content['seconds_left'] == 42.0 + 2 * 42.0 / 4  # one of the first cell, two of the second
+    text = plan.as_text(grid, workdir, 2)
+    assert '3 to run, 1 done; about 63 s left at the pace of those done' in text
+    assert ' 25.6 k  42 s ' in text and ' 6.40 k  10 s ' in text
