@@ -25,6 +25,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   decode   --workdir=RUN --input=FILE|- [--output=FILE]         one output line per input line
   plan     --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     what a grid would run, and what is there
   ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
+  status   --workdir=GRID                                       how far its runs are, who works on them, time left
   report   --workdir=GRID                                       table, curves and page of a grid
   inspect  --workdir=RUN [--step=N] [params | attention]        look into a checkpoint
   compare  RUN RUN …                                            differences of configs and metrics
@@ -101,16 +102,38 @@ def plan(values: flags.FlagValues, positional: Sequence[str], changes: dict[str,
 def ablate(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
     """Runs what is missing of a grid, every cell with --seeds seeds, and writes the report."""
     _none_left(positional)
-    from jaxformer.ablate import launch
+    from jaxformer.ablate import launch, launchers, workers
     from jaxformer.ablate import plan as plans
     from jaxformer.ablate import report as reports
 
-    resolved = plans.resolve(plans.read(_needed(values, 'grid'), changes))
-    workdir = _needed(values, 'workdir')
-    outcome = launch.run(resolved, workdir, values.seeds, retry_failed=values.retry_failed)
-    for path in reports.write(workdir).values():
-        print(path)
-    return outcome.exit_code
+    workers.leave_with_parent()
+    grid, workdir = _needed(values, 'grid'), _needed(values, 'workdir')
+    resolved = plans.resolve(plans.read(grid, changes))
+    arguments = ['ablate', f'--grid={grid}', f'--workdir={workdir}', f'--seeds={values.seeds}']
+    status = launchers.start(
+        resolved,
+        workdir,
+        values.seeds,
+        [*arguments, *(f'--config.{field}={value}' for field, value in changes.items())],
+        launcher=values.launcher,
+        number=values.workers,
+        slurm=values.slurm,
+        retry_failed=values.retry_failed,
+    )
+    if launch.WORKER not in os.environ:  # whoever started several workers writes it
+        for path in reports.write(workdir).values():
+            print(path)
+    return status
+
+
+def status(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """How far a grid is: every run with its state, its worker and the time left; changes nothing."""
+    _none_left(positional)
+    from jaxformer.ablate import status as state
+
+    found = state.read(_needed(values, 'workdir'))
+    print(json.dumps(state.as_json(found)) if values.json else state.as_text(found))
+    return 0
 
 
 def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
@@ -206,6 +229,14 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     ),
     'grid': (STRING, None, 'a grid file, e.g. experiments/heads.py'),
     'seeds': (INTEGER, 1, 'runs of each cell, with seeds seed, seed + 1 …'),
+    'launcher': (
+        STRING,
+        'auto',
+        'inline: in this process; processes: several, each with its cores or its GPU; slurm: an array of jobs; '
+        'auto: processes where there are two cores or GPUs, and runs, to share out',
+    ),
+    'workers': (INTEGER, 0, 'number of processes (of jobs) at work; 0: one per core or GPU (on Slurm: per run)'),
+    'slurm': (STRING, '', 'options of the jobs, partition=gpu,timeout_min=60,…; see jaxformer/ablate/slurm.py'),
     'retry_failed': (BOOLEAN, False, 'take up again the runs that failed before'),
     'json': (BOOLEAN, False, 'print JSON'),
 }
@@ -215,7 +246,8 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'eval': (evaluate, ('workdir', 'step', 'split', 'json')),
     'decode': (decode, ('workdir', 'step', 'input', 'output')),
     'plan': (plan, ('grid', 'workdir', 'seeds', 'json')),
-    'ablate': (ablate, ('grid', 'workdir', 'seeds', 'retry_failed')),
+    'ablate': (ablate, ('grid', 'workdir', 'seeds', 'launcher', 'workers', 'slurm', 'retry_failed')),
+    'status': (status, ('workdir', 'json')),
     'report': (report, ('workdir',)),
     'inspect': (inspect, ('workdir', 'step', 'input', 'output', 'json')),
     'compare': (compare, ('json',)),
@@ -252,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             print(f'\n{function.__doc__}\n')
             for flag in allowed:
-                default = '' if FLAGS[flag][1] in (None, False) else f' (default: {FLAGS[flag][1]})'
+                default = '' if FLAGS[flag][1] in (None, False, '') else f' (default: {FLAGS[flag][1]})'
                 print(f'  --{flag:<13} {values[flag].help}{default}')
             return 0
         changes, arguments = _split_changes(arguments)

@@ -1,42 +1,61 @@
-"""Runs a grid in this process, run by run, from what its directory says is missing.
+"""A worker of a grid: takes runs from the ledger until none is left, beside as many other workers as there are.
 
-For each run, in the order of `plan.runs`:
-
- 1. done: left alone, not a byte of it is touched
- 2. locked by another live process: left to that one, and said
- 3. failed earlier: left as it is, unless `retry_failed`; the grid still counts as failed
- 4. missing or preempted (or killed): handed to `train`, which starts or resumes it
- 5. `train` raises: the run is marked failed with the reason (the traceback of what nobody foresaw goes to
-    RUN/traceback.txt), and the next run is taken; where its status.json says `preempted`, the grid stops instead
+1. It reads the state of every run. done: left alone, not a byte of it is touched. failed earlier: left as it is (see
+   `reopen`); the grid still counts as failed. Claimed by another live process: left to that one.
+2. What is missing, preempted or killed is open. Open runs of one compiled program are divided among the workers that
+   are free, and the worker's part is handed to the cohort, which claims each run and starts or resumes it.
+3. A run that fails is marked failed with the reason (the traceback of what nobody foresaw goes to
+   RUN/traceback.txt), and the others go on. A signal stops the worker; what it had is saved.
+4. With nothing open, it waits for what other processes hold. A run whose process died is open again: at once where it
+   was on the same machine, else after `claims.STALE` seconds.
 """
 
 import contextlib
 import dataclasses
+import importlib
+import math
+import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol
 
 from etils import epath
 
-from jaxformer import files
+from jaxformer import claims, config, files
 from jaxformer.ablate import ledger, metrics, plan
 from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
-from jaxformer.train.signals import Preempted
+from jaxformer.train.signals import Preempted, stop_signals
 
-Train = Callable[[Config, epath.Path], Mapping[str, Any]]
-"""`train(cfg, workdir)`: starts or resumes a run to its end; returns its final metrics."""
+POLL = 2.0
+"""Seconds between two looks at runs that other processes hold."""
+
+WORKER = 'JAXFORMER_WORKER'
+"""Environment variable: which one of several workers (0, 1, …) this process is, so that they begin with different runs.
+Whoever starts workers sets it, and writes the report."""
+
+Result = Mapping[str, Any] | Exception
+
+
+class Cohort(Protocol):
+    """Trains several runs together; `jaxformer.ablate.cohort` is one."""
+
+    def program(self, cfg: Config, /) -> Hashable:
+        """Equal for runs that can be trained together."""
+
+    def train(self, configs: Sequence[Config], workdirs: Sequence[epath.Path], /) -> Sequence[Result]:
+        """Starts or resumes the runs, to their ends; of each one its final metrics, or why there are none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How many runs were done by this call, were done before, failed (now or before), or are another process's."""
+    """How many runs were done by this call, were done before, were done by others meanwhile, and failed whenever."""
 
     finished: int
     present: int
+    others: int
     failed: int
-    busy: int
     stopped: bool
 
     @property
@@ -49,88 +68,231 @@ def run(
     grid_plan: plan.Plan,
     workdir: epath.PathLike,
     seeds: int,
-    train: Train | None = None,
+    cohort: Cohort | None = None,
     *,
+    workers: int = 1,
     retry_failed: bool = False,
     say: Callable[[str], None] = print,
+    poll: float = POLL,
 ) -> Outcome:
-    """Goes through cells × seeds and returns the counts. Rerunning does only what is missing.
+    """Works on cells × seeds until each run is done or failed, and returns the counts. Rerunning does what is missing.
 
     Args:
       seeds: number of seeds of each cell.
-      train: by default `jaxformer.train.loop.train`.
+      cohort: by default `jaxformer.ablate.cohort`.
+      workers: how many processes work on the grid, this one included: a hint for dividing it.
       retry_failed: take failed runs up again, too.
       say: gets one line per run.
 
     Raises:
       UserError: a cell is not as large as it was to be, or the directory cannot be written or is another grid's.
     """
-    if grid_plan.unequal:
-        raise UserError(f'{grid_plan.grid.path}: {grid_plan.unequal[0]}')
-    if train is None:
-        from jaxformer.train.loop import train as default_train
-
-        train = default_train
-    planned = plan.runs(grid_plan, workdir, seeds)
-    ledger.record(workdir, plan.as_ledger(grid_plan, seeds))
-    counts = {'finished': 0, 'present': 0, 'failed': 0, 'busy': 0}
-    stopped = False
-    for index, planned_run in enumerate(planned, 1):
-        name = f'[{index}/{len(planned)}] {planned_run.cell.label} seed {planned_run.seed}'
-        verdict, text = _take(planned_run, train, retry_failed, grid_plan.metric)
-        say(f'{name}: {text}')
-        if verdict == 'stopped':
-            stopped = True
-            say('The grid was stopped; the same command goes on where it was.')
-            break
-        counts[verdict] += 1
+    planned = prepare(grid_plan, workdir, seeds, retry_failed)
+    worker = _Worker(planned, epath.Path(workdir), grid_plan.metric, cohort or _default_cohort(), workers, say)
+    try:
+        stopped = not worker.work(poll)
+    except (Preempted, KeyboardInterrupt):
+        stopped = True
+    if stopped:
+        say('The grid was stopped; the same command goes on where it was.')
+    verdicts = list(worker.verdicts.values())
+    counts = {name: verdicts.count(name) for name in ('finished', 'present', 'others', 'failed')}
     return Outcome(**counts, stopped=stopped)
 
 
-def _take(planned: plan.PlannedRun, train: Train, retry_failed: bool, metric: str) -> tuple[str, str]:
-    """Does what there is to do about one run. Returns the verdict (a field of `Outcome`) and what to say."""
-    before = ledger.read_run(planned.path)
-    if before.state == 'done':
-        return 'present', 'done before'
-    if before.state == 'running':
-        return 'busy', 'left to the live process that holds it'
-    if before.state == 'failed' and not retry_failed:
-        return 'failed', f'failed before, not retried ({before.reason})'
-    start = time.monotonic()
-    try:
-        planned.path.mkdir(parents=True, exist_ok=True)
-        results = train(planned.config, planned.path)
-    except KeyboardInterrupt:
-        if ledger.read_run(planned.path).state == 'failed':  # so the loop calls what it was thrown out of
-            ledger.mark(planned.path, 'preempted', 'interrupted', planned.config.train.num_steps)
-        return 'stopped', 'interrupted'
-    except Exception as error:  # a cell that fails, for whatever reason, must not take the others with it
-        return _after(planned, before, error)
-    shown = f', {metrics.title(metric)} {_number(metric, results[metric])}' if metric in results else ''
-    verb = 'resumed and done' if before.state == 'preempted' else 'done'
-    return 'finished', f'{verb} in {time.monotonic() - start:.0f} s{shown}'
+def prepare(
+    grid_plan: plan.Plan, workdir: epath.PathLike, seeds: int, retry_failed: bool = False
+) -> list[plan.PlannedRun]:
+    """Writes the ledger and returns the runs; what a launcher does before it starts workers.
+
+    Args:
+      retry_failed: open the runs that failed. Workers must not: each would take up again what another one failed at.
+    """
+    if grid_plan.unequal:
+        raise UserError(f'{grid_plan.grid.path}: {grid_plan.unequal[0]}')
+    planned = plan.runs(grid_plan, workdir, seeds)
+    ledger.record(workdir, plan.as_ledger(grid_plan, seeds))
+    if retry_failed:
+        for item in planned:
+            found = ledger.read_run(item.path)
+            if found.state == 'failed':
+                # Where its status is damaged, or another process was quicker, it stays as it is.
+                with contextlib.suppress(UserError):
+                    reason = f'to be tried again; it had failed: {found.reason}'
+                    ledger.mark(item.path, 'preempted', reason, item.config.train.num_steps)
+    return planned
 
 
-def _after(planned: plan.PlannedRun, before: ledger.Run, error: Exception) -> tuple[str, str]:
-    """What an exception out of `train` means for the run, and its record."""
-    after = ledger.read_run(planned.path)
-    if after.state == 'done':
-        return 'present', 'done by another process in the meantime'
-    if after.state == 'running':
-        return 'busy', 'left to the live process that holds it'
+class Alone:
+    """A cohort of one run at a time, by any function that trains one."""
+
+    def __init__(self, train: Callable[[Config, epath.Path], Mapping[str, Any]]) -> None:
+        self._train = train
+
+    def program(self, cfg: Config, /) -> Hashable:
+        return config.config_hash(cfg)
+
+    def train(self, configs: Sequence[Config], workdirs: Sequence[epath.Path], /) -> list[Result]:
+        results: list[Result] = []
+        for cfg, workdir in zip(configs, workdirs, strict=True):
+            try:
+                results.append(self._train(cfg, workdir))
+            except Preempted:
+                raise
+            except Exception as error:
+                results.append(error)
+        return results
+
+
+def _default_cohort() -> Cohort:
+    with contextlib.suppress(ModuleNotFoundError):
+        cohort: Any = importlib.import_module('jaxformer.ablate.cohort')
+        if hasattr(cohort, 'train'):
+            return cohort
+    from jaxformer.train.loop import train
+
+    return Alone(train)
+
+
+class _Worker:
+    """`verdicts`: of each run that nothing is left to do about, a count of `Outcome`."""
+
+    def __init__(
+        self,
+        planned: Sequence[plan.PlannedRun],
+        workdir: epath.Path,
+        metric: str,
+        cohort: Cohort,
+        workers: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._planned, self._workdir, self._metric, self._cohort = planned, workdir, metric, cohort
+        self._workers, self._index, self._say = workers, int(os.environ.get(WORKER, '0')), say
+        self._programs = {item.path: cohort.program(item.config) for item in planned}
+        names = (f'{item.cell.label} seed {item.seed}' for item in planned)
+        self._names = {
+            item.path: f'[{index}/{len(planned)}] {name}'
+            for index, (item, name) in enumerate(zip(planned, names, strict=True), 1)
+        }
+        self.verdicts: dict[epath.Path, str] = {}
+
+    def work(self, poll: float) -> bool:
+        """Until every run has a verdict; False where it was stopped before."""
+        waiting_for = ''
+        first = True
+        while True:
+            open_runs, held = self._look(first)
+            first = False
+            if open_runs:
+                group = self._part(open_runs, held)
+                before = [ledger.read_run(item.path) for item in group]
+                verdicts = self._take(group, before)
+                if 'stopped' in verdicts:
+                    return False
+                if not any(verdicts):  # others were quicker: what they hold shows in the ledger in a moment
+                    _wait(poll / 20)
+            elif held:
+                holders = ', '.join(sorted({str(found.holder) for found in held}))
+                if holders != waiting_for:
+                    waiting_for = holders
+                    self._say(f'waits for {len(held)} run{"s" * (len(held) > 1)} of other live processes ({holders})')
+                _wait(poll)
+            else:
+                return True
+
+    def _look(self, first: bool) -> tuple[list[plan.PlannedRun], list[ledger.Run]]:
+        """(the runs that are open, those that other live processes hold); what is over gets its verdict."""
+        now = claims.clock(self._workdir)
+        open_runs, held = [], []
+        for item in self._planned:
+            if item.path in self.verdicts:
+                continue
+            found = ledger.read_run(item.path, now)
+            if found.state == 'done':
+                self._settle(item, *(('present', 'done before') if first else ('others', 'done by another process')))
+            elif found.state == 'failed':
+                text = 'failed before, not retried' if first else 'failed in another process'
+                self._settle(item, 'failed', f'{text} ({found.reason})')
+            elif found.state == 'running':
+                held.append(found)
+            else:
+                open_runs.append(item)
+        return open_runs, held
+
+    def _part(self, open_runs: Sequence[plan.PlannedRun], held: Sequence[ledger.Run]) -> list[plan.PlannedRun]:
+        """What to take next: runs of one program, as many as are this worker's among those that hold nothing."""
+        busy = {(found.holder.node, found.holder.pid) for found in held if found.holder}
+        share = math.ceil(len(open_runs) / max(self._workers - len(busy), 1))
+        by_program: dict[Hashable, list[plan.PlannedRun]] = {}
+        for item in open_runs:
+            by_program.setdefault(self._programs[item.path], []).append(item)
+        parts = [same[i : i + share] for same in by_program.values() for i in range(0, len(same), share)]
+        return parts[self._index % len(parts)]
+
+    def _take(self, group: Sequence[plan.PlannedRun], before: Sequence[ledger.Run]) -> list[str]:
+        """Trains the runs. The verdict on each; '' where another process has it, 'stopped' where a signal came."""
+        start = time.monotonic()
+        results: Sequence[Result]
+        try:
+            for item in group:
+                item.path.mkdir(parents=True, exist_ok=True)
+            results = self._cohort.train([item.config for item in group], [item.path for item in group])
+        except (KeyboardInterrupt, Preempted) as error:
+            for item, earlier in zip(group, before, strict=True):
+                if ledger.read_run(item.path).state == 'failed' != earlier.state:  # what a loop was thrown out of
+                    with contextlib.suppress(UserError, RunError):
+                        ledger.mark(item.path, 'preempted', 'interrupted', item.config.train.num_steps)
+                self._say(f'{self._names[item.path]}: stopped ({str(error) or "interrupted"})')
+            return ['stopped']
+        except Exception as error:  # what nobody foresaw, of all of them
+            results = [error] * len(group)
+        seconds = time.monotonic() - start
+        together = f' ({len(group)} together)' if len(group) > 1 else ''
+        verdicts = []
+        for item, earlier, result in zip(group, before, results, strict=True):
+            if isinstance(result, Exception):
+                verdict, text = _after(item, earlier, result)
+            else:
+                verb = 'resumed and done' if earlier.state == 'preempted' else 'done'
+                verdict, text = 'finished', f'{verb} in {seconds:.0f} s{together}{self._shown(result)}'
+            if verdict == 'stopped':
+                self._say(f'{self._names[item.path]}: {text}')
+            elif verdict:
+                self._settle(item, verdict, text)
+            verdicts.append(verdict)
+        return verdicts
+
+    def _shown(self, results: Mapping[str, Any]) -> str:
+        if self._metric not in results:
+            return ''
+        known, value = metrics.lookup(self._metric), results[self._metric]
+        number = 'not finite' if value is None else known.number(value) + (' %' if known.percent else '')
+        return f', {metrics.title(self._metric)} {number}'
+
+    def _settle(self, item: plan.PlannedRun, verdict: str, text: str) -> None:
+        self.verdicts[item.path] = verdict
+        self._say(f'{self._names[item.path]}: {text}')
+
+
+def _after(item: plan.PlannedRun, before: ledger.Run, error: Exception) -> tuple[str, str]:
+    """What an exception means for the run, and its record: the verdict on it, and what to say."""
+    after = ledger.read_run(item.path)
+    if isinstance(error, (claims.BusyError, claims.LostError)) or after.state in ('done', 'running'):
+        return '', ''
     if after.state == 'preempted' and after.status != before.status and after.status['status'] == 'preempted':
         return 'stopped', f'preempted ({error})'
     expected = isinstance(error, (UserError, RunError))
     reason = str(error) if expected else f'{type(error).__name__}: {error}'
-    if not expected:
-        files.write_atomic(planned.path / 'traceback.txt', ''.join(traceback.format_exception(error)))
-        reason += ' (see traceback.txt)'
-    # Where the run's status cannot be written, because it is damaged or taken, it does not say `done` either.
-    with contextlib.suppress(UserError):
-        ledger.mark(planned.path, 'failed', reason, planned.config.train.num_steps)
+    # Where nothing can be written (a full disk, a damaged or taken status), it does not say `done` either.
+    with contextlib.suppress(UserError, RunError, OSError):
+        if not expected:
+            files.write_atomic(item.path / 'traceback.txt', ''.join(traceback.format_exception(error)))
+            reason += ' (see traceback.txt)'
+        ledger.mark(item.path, 'failed', reason, item.config.train.num_steps)
     return 'failed', f'failed: {reason}'
 
 
-def _number(metric: str, value: float | None) -> str:
-    known = metrics.lookup(metric)
-    return 'not finite' if value is None else known.number(value) + (' %' if known.percent else '')
+def _wait(seconds: float) -> None:
+    """Raises Preempted where a signal comes."""
+    with stop_signals():
+        time.sleep(seconds)

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from etils import epath
@@ -51,12 +52,21 @@ def make_plan(directory: Path, cells: str, extra: str = '', name: str = 'heads')
 
 @dataclasses.dataclass
 class Standin:
-    """`fail` maps d_k to the exception raised half way; `started` lists (d_k, seed, first step) of each call."""
+    """`fail` maps d_k to the exception raised half way; `started` lists (d_k, seed, first step) of each call.
+
+    As a cohort it takes runs of a kind, for which `program` may be set, together: one after the other.
+    """
 
     pause: float = 0.0
     fail: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     preempt: set[int] = dataclasses.field(default_factory=set)
     started: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
+    groups: list[int] = dataclasses.field(default_factory=list)
+    program: Callable[[config_lib.Config], Hashable] = config_lib.config_hash
+
+    def train(self, configs, workdirs):
+        self.groups.append(len(configs))
+        return launch.Alone(self).train(configs, workdirs)
 
     def __call__(self, cfg: config_lib.Config, workdir: epath.Path) -> dict[str, float]:
         with claims.hold(workdir):

@@ -1,7 +1,9 @@
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def snapshot(workdir):
 
 def run_quietly(grid, workdir, seeds, train, **options):
     lines = []
-    return launch.run(grid, workdir, seeds, train, say=lines.append, **options), lines
+    return launch.run(grid, workdir, seeds, train, say=lines.append, poll=0.05, **options), lines
 
 
 def test_cells_of_the_first_seed_come_first_and_a_rerun_does_nothing(tmp_path):
@@ -32,13 +34,13 @@ def test_cells_of_the_first_seed_come_first_and_a_rerun_does_nothing(tmp_path):
     train = standin.Standin()
     outcome, lines = run_quietly(grid, tmp_path / 'grid', 2, train)
     assert train.started == [(64, 0, 0), (16, 0, 0), (64, 1, 0), (16, 1, 0)]
-    assert outcome == launch.Outcome(finished=4, present=0, failed=0, busy=0, stopped=False)
+    assert outcome == launch.Outcome(finished=4, present=0, others=0, failed=0, stopped=False)
     assert outcome.exit_code == 0
     assert len(lines) == 4
     assert 'dev PER' in lines[0]
     before = snapshot(tmp_path / 'grid')
     outcome, _ = run_quietly(grid, tmp_path / 'grid', 2, train)
-    assert outcome == launch.Outcome(finished=0, present=4, failed=0, busy=0, stopped=False)
+    assert outcome == launch.Outcome(finished=0, present=4, others=0, failed=0, stopped=False)
     assert len(train.started) == 4
     assert snapshot(tmp_path / 'grid') == before
 
@@ -62,7 +64,7 @@ def test_killed_anywhere_the_rerun_goes_on_and_leaves_finished_runs_alone(tmp_pa
     assert states[4:] == ['missing'] * 8
     train = standin.Standin()
     outcome, _ = run_quietly(grid, workdir, 2, train)
-    assert outcome == launch.Outcome(finished=9, present=3, failed=0, busy=0, stopped=False)
+    assert outcome == launch.Outcome(finished=9, present=3, others=0, failed=0, stopped=False)
     assert train.started[0][2] > 0  # from its checkpoint
     assert all(first == 0 for _, _, first in train.started[1:])
     after = snapshot(workdir)
@@ -82,7 +84,7 @@ def test_a_failing_cell_is_recorded_and_the_others_run(tmp_path, error, reason, 
     grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16, 24)})")
     train = standin.Standin(fail={16: error})
     outcome, _ = run_quietly(grid, tmp_path / 'grid', 2, train)
-    assert outcome == launch.Outcome(finished=4, present=0, failed=2, busy=0, stopped=False)
+    assert outcome == launch.Outcome(finished=4, present=0, others=0, failed=2, stopped=False)
     assert outcome.exit_code == 1
     found = ledger.read_run(ledger.run_dir(tmp_path / 'grid', grid.cells[1].id, 1))
     assert (found.state, found.reason) == ('failed', reason)
@@ -102,16 +104,25 @@ def test_failed_runs_are_taken_up_again_on_request_only(tmp_path):
     assert (outcome.finished, outcome.exit_code) == (1, 0)
 
 
-def test_a_run_of_another_live_process_is_left_to_it(tmp_path):
-    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
-    held = plan.runs(grid, tmp_path / 'grid', 1)[0].path
-    held.mkdir(parents=True)
-    train = standin.Standin()
-    with claims.hold(held):
-        outcome, lines = run_quietly(grid, tmp_path / 'grid', 1, train)
-    assert outcome == launch.Outcome(finished=1, present=0, failed=0, busy=1, stopped=False)
-    assert 'live process' in lines[0]
-    assert train.started == [(16, 0, 0)]
+def test_a_run_of_another_live_process_is_left_to_it_and_waited_for(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16, 24)})")
+    first, second, _ = plan.runs(grid, tmp_path / 'grid', 1)
+    held = contextlib.ExitStack()
+    for item in (first, second):
+        item.path.mkdir(parents=True)
+        held.enter_context(claims.hold(item.path))
+    train, lines = standin.Standin(), []
+
+    def say(line):
+        lines.append(line)
+        if 'waits for' in line:  # the other process does one of them and dies before it does the other
+            held.close()
+            standin.Standin()(first.config, first.path)
+
+    outcome = launch.run(grid, tmp_path / 'grid', 1, train, say=say, poll=0.05)
+    assert outcome == launch.Outcome(finished=2, present=0, others=1, failed=0, stopped=False)
+    assert f'pid {os.getpid()}' in lines[1] and 'by another process' in lines[2]
+    assert train.started == [(24, 0, 0), (16, 0, 0)]
 
 
 @pytest.mark.parametrize('how', ['preempted', 'interrupted'])
@@ -138,19 +149,93 @@ def test_a_resume_that_fails_is_a_failure_and_no_preemption(tmp_path):
             raise RunError('no whole checkpoint')
         return standin.Standin()(cfg, workdir)
 
-    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, train)
-    assert outcome == launch.Outcome(finished=1, present=0, failed=1, busy=0, stopped=False)
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, launch.Alone(train))
+    assert outcome == launch.Outcome(finished=1, present=0, others=0, failed=1, stopped=False)
 
 
 def test_a_run_that_another_process_finishes_first_stays_done(tmp_path):
-    """Its lock was refused, and before anyone looked again it was done."""
+    """Its claim was refused, and before anyone looked again it was done."""
     grid = standin.make_plan(tmp_path, "product({'model.d_k': (64,)})")
     finish = standin.Standin()
 
     def refused(cfg, workdir):
         finish(cfg, workdir)
-        raise UserError('another live process uses this directory')
+        raise claims.BusyError('another live process uses this directory')
 
-    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, refused)
-    assert (outcome.present, outcome.failed) == (1, 0)
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, launch.Alone(refused))
+    assert (outcome.others, outcome.failed) == (1, 0)
     assert ledger.read_run(plan.runs(grid, tmp_path / 'grid', 1)[0].path).state == 'done'
+
+
+def test_runs_of_one_program_are_taken_together_and_shared_among_workers(tmp_path, monkeypatch):
+    """Of 2 programs × 6 seeds, the first of three workers that begin together takes the first four of the first one."""
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
+    train = standin.Standin(program=lambda cfg: cfg.model.d_k)
+    for index, expected in enumerate(([(64, 0), (64, 1), (64, 2), (64, 3)], [(64, 4), (64, 5)], [(16, 0), (16, 1)])):
+        monkeypatch.setenv(launch.WORKER, str(index))
+        train.started.clear()
+        run_quietly(grid, tmp_path / str(index), 6, train, workers=3)
+        assert [(d_k, seed) for d_k, seed, _ in train.started][: len(expected)] == expected
+    monkeypatch.delenv(launch.WORKER)
+    train.groups.clear()
+    _, lines = run_quietly(grid, tmp_path / 'alone', 6, train)
+    assert train.groups == [6, 6] and '(6 together)' in lines[0]
+
+
+def test_one_of_a_group_fails_and_the_others_count(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16, 24)})")
+    train = standin.Standin(fail={16: RunError('loss nan')}, program=lambda cfg: 'one')
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 2, train)
+    assert train.groups == [6]
+    assert outcome == launch.Outcome(finished=4, present=0, others=0, failed=2, stopped=False)
+
+
+def test_a_group_that_fails_as_a_whole_is_on_record(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
+
+    class Broken(standin.Standin):
+        def train(self, configs, workdirs):
+            raise MemoryError('too large')
+
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, Broken())
+    assert (outcome.failed, outcome.exit_code) == (2, 1)
+    assert 'MemoryError' in ledger.read_run(plan.runs(grid, tmp_path / 'grid', 1)[1].path).reason
+
+
+def test_a_claim_lost_to_another_process_is_no_failure(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64,)})")
+    lost = [claims.LostError('suspended')]
+
+    def train(cfg, workdir):
+        if lost:
+            raise lost.pop()
+        return standin.Standin()(cfg, workdir)
+
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, launch.Alone(train))
+    assert outcome == launch.Outcome(finished=1, present=0, others=0, failed=0, stopped=False)
+
+
+def test_what_fails_in_another_worker_is_not_tried_again(tmp_path):
+    """--retry_failed opens what had failed before the call, once."""
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
+    train = standin.Standin(fail={64: RunError('loss nan')})
+    run_quietly(grid, tmp_path / 'grid', 1, train)
+    train.started.clear()
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, train, retry_failed=True)
+    assert (outcome.failed, len(train.started)) == (1, 1)
+    assert ledger.read_run(plan.runs(grid, tmp_path / 'grid', 1)[0].path).reason == 'loss nan'
+
+
+def test_a_signal_while_it_waits_stops_it(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64,)})")
+    (item,) = plan.runs(grid, tmp_path / 'grid', 1)
+    item.path.mkdir(parents=True)
+
+
+    def say(line):
+        if 'waits for' in line:
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    with claims.hold(item.path):
+        outcome = launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=say, poll=60.0)
+    assert (outcome.stopped, outcome.exit_code) == (True, 143)
