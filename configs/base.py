@@ -172,6 +172,10 @@ def get_config() -> ConfigDict:
     config.mesh.model = 1  # heads, d_ff and vocabulary
     config.mesh.seq = 1  # positions
 
+    config.cohort = ConfigDict()  # runs of a grid that share a compiled program; no part of a cell's id
+    config.cohort.mode = 'auto'  # auto | map | vmap | off; auto: vmap on accelerators, map on CPU
+    config.cohort.size = 0  # runs trained together at most; 0: as many as fit into memory
+
     config.runtime = ConfigDict()
     config.runtime.compilation_cache = (
         '~/.cache/jaxformer/xla'  # compiled programs kept between runs; '' = as JAX is set

@@ -27,7 +27,7 @@ import numpy as np
 from absl import app, flags
 
 from configs import base, g2p
-from jaxformer import config, optim, runtime, sharding
+from jaxformer import config, hyperparameters, optim, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data import pipeline
@@ -114,15 +114,15 @@ class JaxSide:
     def __init__(self, cfg: Config, vocab_size: int):
         runtime.configure(cfg.runtime)
         self.mesh = sharding.make_mesh(cfg.mesh)
-        self.seed = cfg.seed
+        self.values = hyperparameters.of(cfg)
         model, optimizer = transformer.build(cfg.model, vocab_size), optim.build(cfg)
         target = states.abstract(model, optimizer, self.mesh)
-        self.compiled = compiled_step(cfg, model, optimizer, target)
+        self.compiled = compiled_step(cfg, model, target)
         self.state = states.initialise(model, optimizer, cfg.seed, target)
 
     def dispatch(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Starts one update; its metrics are on their way."""
-        self.state, metrics = self.compiled(self.state, batch, self.seed)
+        self.state, metrics = self.compiled(self.state, batch, self.values)
         return metrics
 
     def params(self) -> Any:

@@ -229,6 +229,12 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class CohortConfig:
+    mode: str
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
 class RuntimeConfig:
     compilation_cache: str
     deterministic: bool
@@ -243,6 +249,7 @@ class Config:
     eval: EvalConfig
     data: DataConfig
     mesh: MeshConfig
+    cohort: CohortConfig
     runtime: RuntimeConfig
 
 

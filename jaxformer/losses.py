@@ -6,7 +6,9 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
-def cross_entropy(logits_BTV: Array, labels_BT: Array, weights_BT: Array, label_smoothing: float = 0.0) -> Array:
+def cross_entropy(
+    logits_BTV: Array, labels_BT: Array, weights_BT: Array, label_smoothing: float | Array | None = None
+) -> Array:
     """Summed label-smoothed cross-entropy in nats (Szegedy et al. 2016, section 7: uniform over all V classes).
 
     The smoothed target is 1 − ε on the label plus ε/V everywhere, so that the loss is
@@ -14,16 +16,18 @@ def cross_entropy(logits_BTV: Array, labels_BT: Array, weights_BT: Array, label_
 
     Args:
       logits_BTV: float. labels_BT: int32. weights_BT: float32, 0 where a position does not count.
-      label_smoothing: ε in [0, 1); 0 gives the plain negative log-likelihood.
+      label_smoothing: ε in [0, 1); None gives the plain negative log-likelihood.
 
     Returns:
       [] float32; divide by sum(weights) for nats per token. Positions of weight 0 add nothing, whatever they hold.
     """
     logits = logits_BTV.astype(jnp.float32)
     target_BT = jnp.take_along_axis(logits, labels_BT[..., None], axis=-1)[..., 0]
-    loss_BT = jax.nn.logsumexp(logits, axis=-1) - (1 - label_smoothing) * target_BT
-    if label_smoothing:
-        loss_BT = loss_BT - label_smoothing * jnp.mean(logits, axis=-1)
+    if label_smoothing is None:
+        loss_BT = jax.nn.logsumexp(logits, axis=-1) - target_BT
+    else:
+        smoothed_BT = (1 - label_smoothing) * target_BT + label_smoothing * jnp.mean(logits, axis=-1)
+        loss_BT = jax.nn.logsumexp(logits, axis=-1) - smoothed_BT
     return jnp.sum(jnp.where(weights_BT > 0, loss_BT * weights_BT, 0.0))
 
 

@@ -9,22 +9,26 @@ import jax.numpy as jnp
 import optax
 from absl import logging
 
-from jaxformer.config import Config, OptimConfig
+from jaxformer import hyperparameters
+from jaxformer.config import Config
+from jaxformer.hyperparameters import Hyperparameters
 
 # Leaves that weight decay leaves alone, by the last name of their path.
 UNDECAYED = re.compile(r'(^|_)(scale|bias)$')
 
 
-def schedule(cfg: Config) -> Callable[[Any], jax.Array]:
+def schedule(cfg: Config, values: Hyperparameters | None = None) -> Callable[[Any], jax.Array]:
     """Learning rate by the number of updates done before: update 1 uses schedule(0).
+
+    values: the peak's is taken in place of that of the config.
 
     noam is learning_rate · d_model^-0.5 · min(step^-0.5, step · warmup^-1.5) (AIAYN eq. 3). The others rise linearly to
     learning_rate over warmup_steps and then stay (constant) or fall to 0 at num_steps (linear, cosine). warmup_steps=0
     starts at the peak. Update 1 is never a step of size 0.
     """
-    optim = cfg.optim
-    shape = SCHEDULES[optim.schedule]
-    return lambda count: optim.learning_rate * shape(jnp.asarray(count, jnp.float32) + 1, cfg)
+    peak = (values or hyperparameters.of(cfg)).learning_rate
+    shape = SCHEDULES[cfg.optim.schedule]
+    return lambda count: peak * shape(jnp.asarray(count, jnp.float32) + 1, cfg)
 
 
 def _warmup(step: jax.Array, cfg: Config) -> jax.Array:
@@ -49,9 +53,9 @@ SCHEDULES: dict[str, Callable[[jax.Array, Config], jax.Array]] = {
 }
 
 
-DIRECTIONS: dict[str, Callable[[OptimConfig], optax.GradientTransformation]] = {
-    'adam': lambda optim: optax.scale_by_adam(optim.beta1, optim.beta2, optim.epsilon),
-    'sgd': lambda optim: optax.trace(decay=optim.beta1),
+DIRECTIONS: dict[str, Callable[[Hyperparameters, float], optax.GradientTransformation]] = {
+    'adam': lambda values, epsilon: optax.scale_by_adam(values.beta1, values.beta2, epsilon),
+    'sgd': lambda values, epsilon: optax.trace(decay=values.beta1),
 }
 
 
@@ -60,18 +64,26 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: not UNDECAYED.search(path[-1].key), params)
 
 
-def build(cfg: Config) -> optax.GradientTransformation:
-    """The optimiser that cfg.optim names: clipping, then the direction, then decay, then the learning rate."""
-    optim = cfg.optim
-    if optim.warmup_steps > cfg.train.num_steps:
-        logging.warning(
-            'config.optim.warmup_steps=%d is more than config.train.num_steps=%d: the peak is never reached',
-            optim.warmup_steps,
-            cfg.train.num_steps,
-        )
+def build(cfg: Config, values: Hyperparameters | None = None) -> optax.GradientTransformation:
+    """The optimiser that cfg.optim names: clipping, then the direction, then decay, then the learning rate.
+
+    values: taken in place of those of the config; they may be traced, where one program serves many runs.
+    """
+    optim, values = cfg.optim, values or hyperparameters.of(cfg)
+    decays = values.weight_decay is not None
     return optax.chain(
         optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
-        DIRECTIONS[optim.name](optim),
-        optax.add_decayed_weights(optim.weight_decay, mask=decay_mask) if optim.weight_decay else optax.identity(),
-        optax.scale_by_learning_rate(schedule(cfg)),
+        DIRECTIONS[optim.name](values, optim.epsilon),
+        optax.add_decayed_weights(values.weight_decay, mask=decay_mask) if decays else optax.identity(),
+        optax.scale_by_learning_rate(schedule(cfg, values)),
     )
+
+
+def warn(cfg: Config) -> None:
+    """Says what of cfg.optim works, but can hardly be meant."""
+    if cfg.optim.warmup_steps > cfg.train.num_steps:
+        logging.warning(
+            'config.optim.warmup_steps=%d is more than config.train.num_steps=%d: the peak is never reached',
+            cfg.optim.warmup_steps,
+            cfg.train.num_steps,
+        )

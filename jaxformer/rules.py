@@ -48,6 +48,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'data.tokenizer': ('native', 'characters', 'bytes', 'bpe', 'file'),
     'data.packing': ('stream', 'documents'),
     'data.labels': ('package', 'syntax'),
+    'cohort.mode': ('auto', 'map', 'vmap', 'off'),
 }
 """What a categorical field may be. The code that reads a field has a table with the same keys."""
 
@@ -363,6 +364,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('data.min_length', 1, math.inf),
     ('data.max_length', 1, math.inf),
     ('data.num_symbols', 1, 10_000),
+    ('cohort.size', 0, math.inf),
     *((f'mesh.{name}', -1, math.inf) for name in ('data', 'fsdp', 'model', 'seq')),
 )
 """(field, least, greatest) for every number."""

@@ -16,7 +16,7 @@ import pytest
 from quick import jit
 
 import jaxformer
-from jaxformer import config, objectives, optim, rules, sharding
+from jaxformer import config, hyperparameters, objectives, optim, rules, sharding
 from jaxformer.data import corpus
 from jaxformer.model import ops, transformer
 from jaxformer.train.loop import train
@@ -307,7 +307,7 @@ def loss_of(cfg):
     """The loss of a fixed batch with dropout at step 7, as a function of the parameters."""
     model, batch = transformer.build(cfg.model, V, Y), batch_of(cfg)
     objective, key_2 = objectives.of(cfg, V), ops.fold(jnp.zeros(2, jnp.uint32), cfg.seed, 7)
-    return lambda params: loss_fn(params, batch, key_2, model, objective, cfg.optim.label_smoothing)[0]
+    return lambda params: loss_fn(params, batch, key_2, model, objective, hyperparameters.of(cfg))[0]
 
 
 def loss(cfg):

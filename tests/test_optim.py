@@ -83,7 +83,7 @@ def test_the_last_update_still_learns_and_nothing_goes_below_zero(kind):
 def test_a_warmup_longer_than_the_run_warns_and_still_rises(kind, caplog):
     cfg = resolved(optim__schedule=kind, optim__warmup_steps=30, train__num_steps=10)
     with caplog.at_level(logging.WARNING):
-        optim.build(cfg)
+        optim.warn(cfg)
         found = rates(cfg, range(1, 11))
     assert caplog.text.count('warmup_steps=30') == 1 and 'num_steps=10' in caplog.text
     assert np.all(np.diff(found) > 0)

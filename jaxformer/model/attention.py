@@ -1,6 +1,6 @@
 """Mixers that weigh values: attention to the stack itself or to a memory, a static matrix, and Linformer's slots."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import flax.linen as nn
 import flax.struct
@@ -15,6 +15,7 @@ Array = jax.Array
 Maps = dict[str, Array]
 Cache = dict[str, Array]
 Dropout = Callable[[Array], Array]
+Rates = Mapping[str, Array]
 
 
 class Context(flax.struct.PyTreeNode):
@@ -29,6 +30,7 @@ class Context(flax.struct.PyTreeNode):
     segment_BT: number of the document that each row belongs to, or None for one per row.
     start: how many rows the cache holds already.
     key_2: dropout key, or None for a deterministic pass.
+    rates: dropout rate [] by place (a field of config.model.dropout); None: those of the config.
     """
 
     valid_BT: Array
@@ -41,6 +43,15 @@ class Context(flax.struct.PyTreeNode):
     segment_BT: Array | None = None
     start: Array | int = 0
     key_2: Array | None = None
+    rates: Rates | None = None
+
+    def dropout(self, cfg: ModelConfig, place: str, *site: Array | int) -> Dropout:
+        """What draws the mask of a site of its own; nothing in a deterministic pass, or where the rate is zero."""
+        if self.key_2 is None or not getattr(cfg.dropout, place):
+            return lambda x: x
+        key_2 = ops.fold(self.key_2, *site)
+        rate = getattr(cfg.dropout, place) if self.rates is None else self.rates[place]
+        return lambda x: ops.dropout(x, rate, key_2)
 
 
 def _full(cfg: AttentionConfig, query_BT: Array, key_BS: Array, layer: Array) -> Array:

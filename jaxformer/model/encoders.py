@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxformer.model.attention import Maps
+from jaxformer.model.attention import Maps, Rates
 from jaxformer.model.family import Family, named, wants_maps
 from jaxformer.model.layers import Norm, activation_function
 
@@ -27,18 +27,19 @@ class MaskedLanguageModel(Family):
         key_2: Array | None = None,
         collect: tuple[str, ...] = (),
         type_BT: Array | None = None,
+        rates: Rates | None = None,
     ) -> tuple[Array, Maps]:
         """Logits of the token at every place.
 
         Args:
           tokens_BT: int32, the mask where a token is to be guessed. segment_BT: as of `LanguageModel`.
-          key_2, collect: as of `Seq2Seq`; the maps are encoder [N,B,H,T,T].
+          key_2, collect, rates: as of `Seq2Seq`; the maps are encoder [N,B,H,T,T].
           type_BT: types of the tokens, None for type 0.
 
         Returns:
           (logits_BTV in float32, what was collected by name).
         """
-        y_BTD, _, maps = self._encode(tokens_BT, key_2, wants_maps(collect), type_BT, segment_BT)
+        y_BTD, _, maps = self._encode(tokens_BT, key_2, wants_maps(collect), type_BT, segment_BT, rates)
         if self.cfg.head.transform == 'on':
             y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.transform.astype(y_BTD.dtype))
             y_BTD = activation_function('gelu', self.cfg.gelu)(y_BTD + self.transform_bias.astype(y_BTD.dtype))
@@ -67,16 +68,17 @@ class Classifier(Family):
         key_2: Array | None = None,
         collect: tuple[str, ...] = (),
         type_BT: Array | None = None,
+        rates: Rates | None = None,
     ) -> tuple[Array, Maps]:
         """Logits of the classes.
 
         Args:
-          tokens_BT: int32, padding at the end. key_2, collect, type_BT: as of `MaskedLanguageModel`.
+          tokens_BT: int32, padding at the end. key_2, collect, type_BT, rates: as of `MaskedLanguageModel`.
 
         Returns:
           (logits [B, 1, Y] of each text, or [B, T, Y] of each token, in float32, what was collected by name).
         """
-        y_BTD, valid_BT, maps = self._encode(tokens_BT, key_2, wants_maps(collect), type_BT)
+        y_BTD, valid_BT, maps = self._encode(tokens_BT, key_2, wants_maps(collect), type_BT, rates=rates)
         y_BTD = POOLINGS[self.cfg.head.pooling](y_BTD, valid_BT)
         if self.cfg.head.pooler == 'on':
             y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.pooler.astype(y_BTD.dtype))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model import ops
-from jaxformer.model.attention import Context, Maps
+from jaxformer.model.attention import Context, Maps, Rates
 from jaxformer.model.stack import Cache, Stack, shared_positions
 
 Array = jax.Array
@@ -67,13 +67,14 @@ class Family(nn.Module):
         keep_maps: bool,
         type_BS: Array | None = None,
         segment_BS: Array | None = None,
+        rates: Rates | None = None,
     ) -> tuple[Array, Array, Maps]:
         """(y_BSD, which rows are real [B, S], the maps) of the encoder."""
         valid_BS = tokens_BS != self.cfg.ids.pad
         position_BS, mask = shared_positions(tokens_BS.shape[1]), valid_BS[:, None, None, :]
         if segment_BS is not None:
             position_BS, mask = document_positions(segment_BS), mask & same_document(segment_BS)
-        context = Context(valid_BS, mask, position_BS, position_BS, segment_BT=segment_BS, key_2=key_2)
+        context = Context(valid_BS, mask, position_BS, position_BS, segment_BT=segment_BS, key_2=key_2, rates=rates)
         table_VD = self.source_embedding if self.cfg.embedding.tables == 'separate' else self.embedding
         y_BSD, _, maps = self.encoder(self._embed(tokens_BS, table_VD, type_BS), context, keep_maps=keep_maps)
         return y_BSD, valid_BS, maps

@@ -158,35 +158,32 @@ class Block(nn.Module):
         maps: Maps = {}
         new_cache: dict[str, Any] = {}
 
-        def drop(rate: float, *site: int) -> Callable[[Array], Array]:
-            key_2 = context.key_2
-            if key_2 is None or rate == 0:
-                return lambda x: x
-            return lambda x: ops.dropout(x, rate, ops.fold(key_2, layer, *site))
+        def drop(place: str, *site: int) -> Callable[[Array], Array]:
+            return context.dropout(cfg, place, layer, *site)
 
         def sublayer(x: Array, site: int, name: str, function: Callable[[Array], Array]) -> Array:
             def branch(h: Array) -> Array:
-                return drop(cfg.dropout.residual, site, OUTPUT)(function(h))
+                return drop('residual', site, OUTPUT)(function(h))
 
             out_norm = Norm(cfg, name=f'{name}_out_norm') if cfg.residual == 'sandwich' else None
             return residual(cfg.residual, x, branch, Norm(cfg, name=f'{name}_norm'), out_norm, alpha)
 
         def self_mixer(h: Array) -> Array:
             mixer = MIXERS[self.mixer](cfg, causal=self.causal, gain=gain, name=f'self_{self.mixer}')
-            weights = drop(cfg.dropout.attention, SELF, WEIGHTS)
+            weights = drop('attention', SELF, WEIGHTS)
             y, new_cache['self'], more = mixer(h, cache and cache['self'], context, layer, weights)
             maps.update(more)
             return y
 
         def cross_attention(h: Array) -> Array:
             attention = CrossAttention(cfg, gain, name='cross_attention')
-            weights = drop(cfg.dropout.attention, CROSS, WEIGHTS)
+            weights = drop('attention', CROSS, WEIGHTS)
             y, new_cache['cross'], more = attention(h, cache and cache['cross'], context, weights)
             maps.update(more)
             return y
 
         def feed_forward(h: Array) -> Array:
-            return FeedForward(cfg, gain, name='feed_forward')(h, drop(cfg.dropout.feed_forward, FEED_FORWARD, INNER))
+            return FeedForward(cfg, gain, name='feed_forward')(h, drop('feed_forward', FEED_FORWARD, INNER))
 
         x_BTD = sublayer(x_BTD, SELF, f'self_{self.mixer}', self_mixer)
         if self.cross:

@@ -230,17 +230,18 @@ def random_bits(key_2: Array, shape: tuple[int, ...]) -> Array:
     return _avalanche(_avalanche(index ^ key_2[0]) + key_2[1])
 
 
-def dropout(x: Array, rate: float, key_2: Array) -> Array:
+def dropout(x: Array, rate: float | Array, key_2: Array) -> Array:
     """x with each element zeroed with probability `rate` and the others divided by 1 − rate.
 
     The mask is a hash of (key, position in the whole array), not a draw from a generator: it fuses with its neighbours,
     does not depend on how the array is laid out over devices, and is recomputed in the backward pass.
 
     Args:
-      x: any shape with fewer than 2³² elements. rate: in [0, 1). key_2: uint32[2], from `fold`.
+      x: any shape with fewer than 2³² elements. rate: in [0, 1), taken as a float32. key_2: uint32[2], from `fold`.
     """
-    bits = random_bits(key_2, x.shape)
-    keep = bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    rate = jnp.asarray(rate, jnp.float32)
+    threshold = jnp.minimum(rate * 2.0**32, 2.0**32 - 2.0**8).astype(jnp.uint32)  # the largest float32 below 2³²
+    keep = random_bits(key_2, x.shape) >= threshold
     return jnp.where(keep, (x.astype(jnp.float32) / (1 - rate)).astype(x.dtype), jnp.zeros((), x.dtype))
 
 

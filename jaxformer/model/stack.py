@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
-from jaxformer.model import ops
 from jaxformer.model.attention import Context, Maps
 from jaxformer.model.layers import Block, Norm
 from jaxformer.model.mixers import MIXERS
@@ -52,8 +51,7 @@ class Stack(nn.Module):
         x_BTD = self.position.embed(x_BTD, context.position_BT)
         if cfg.embedding.norm == 'on':
             x_BTD = self.embedding_norm(x_BTD)
-        if context.key_2 is not None and cfg.dropout.embedding > 0:
-            x_BTD = ops.dropout(x_BTD, cfg.dropout.embedding, ops.fold(context.key_2, EMBEDDING_SITE))
+        x_BTD = context.dropout(cfg, 'embedding', EMBEDDING_SITE)(x_BTD)
         bias_LBHTS = self.position.bias(context.position_BT, context.key_BS)
         per_layer = bias_LBHTS is not None and len(bias_LBHTS) == self.length
         if bias_LBHTS is not None and not per_layer:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model import ops
-from jaxformer.model.attention import Context, Maps
+from jaxformer.model.attention import Context, Maps, Rates
 from jaxformer.model.encoders import Classifier, MaskedLanguageModel
 from jaxformer.model.family import Family, document_positions, named, same_document, wants_maps
 from jaxformer.model.stack import Cache, shared_positions
@@ -21,13 +21,20 @@ class Seq2Seq(Family):
     """Encoder-decoder (AIAYN Figure 1)."""
 
     def __call__(
-        self, source_BS: Array, target_BT: Array, key_2: Array | None = None, collect: tuple[str, ...] = ()
+        self,
+        source_BS: Array,
+        target_BT: Array,
+        key_2: Array | None = None,
+        collect: tuple[str, ...] = (),
+        rates: Rates | None = None,
     ) -> tuple[Array, Maps]:
         """Logits of every target symbol given the source and the symbols before it (teacher forcing).
 
         Args:
           source_BS, target_BT: int32 tokens, padding beyond their ends; the target is the labels, shifted here.
           key_2: uint32[2] for dropout, None for a deterministic pass.
+          rates: of dropout, [] by place (a field of config.model.dropout), for those that are not zero in the config;
+            None: those of the config.
           collect: 'attention' asks for the maps encoder [N,B,H,S,S], decoder [N,B,H,T,T], cross [N,B,H,T,S]; of a stack
             whose mixer has a weight for every key.
 
@@ -36,9 +43,10 @@ class Seq2Seq(Family):
         """
         keep_maps = wants_maps(collect)
         encoder_key, decoder_key = (None, None) if key_2 is None else (ops.fold(key_2, 0), ops.fold(key_2, 1))
-        memory_BSD, valid_BS, encoder_maps = self._encode(source_BS, encoder_key, keep_maps)
+        memory_BSD, valid_BS, encoder_maps = self._encode(source_BS, encoder_key, keep_maps, rates=rates)
         input_BT, context = decoder_inputs(target_BT, self.cfg)
-        context = context.replace(memory_BSD=memory_BSD, memory_mask=valid_BS[:, None, None, :], key_2=decoder_key)
+        context = context.replace(memory_BSD=memory_BSD, memory_mask=valid_BS[:, None, None, :])
+        context = context.replace(key_2=decoder_key, rates=rates)
         y_BTD, _, maps = self.decoder(self._embed(input_BT, self.embedding), context, keep_maps=keep_maps)
         return self._logits(y_BTD), named(encoder_maps, encoder='self') | named(maps, decoder='self', cross='cross')
 
@@ -88,6 +96,7 @@ class LanguageModel(Family):
         key_2: Array | None = None,
         collect: tuple[str, ...] = (),
         position_BT: Array | None = None,
+        rates: Rates | None = None,
     ) -> tuple[Array, Maps]:
         """Logits of every token given those before it.
 
@@ -95,7 +104,7 @@ class LanguageModel(Family):
           tokens_BT: int32, padding at the end (or at the beginning, with position_BT); shifted here.
           segment_BT: number of the document of each token, from 1 upwards within a row: no token looks into another
             document, and positions count from its beginning. None: one document per row.
-          key_2, collect: as of `Seq2Seq`; the maps are decoder [N,B,H,T,T].
+          key_2, collect, rates: as of `Seq2Seq`; the maps are decoder [N,B,H,T,T].
           position_BT: of each input, where they do not count from the row's first.
 
         Returns:
@@ -104,7 +113,7 @@ class LanguageModel(Family):
         input_BT, context = decoder_inputs(tokens_BT, self.cfg, segment_BT)
         if position_BT is not None:
             context = context.replace(position_BT=position_BT, key_BS=position_BT)
-        context = context.replace(key_2=key_2)
+        context = context.replace(key_2=key_2, rates=rates)
         x_BTD = self._embed(input_BT, self.embedding)
         y_BTD, _, maps = self.decoder(x_BTD, context, keep_maps=wants_maps(collect))
         return self._logits(y_BTD), named(maps, decoder='self')

@@ -18,7 +18,7 @@ FREE_ON_RESUME = (
     'data.dir',
     *(f'train.{name}' for name in ('log_every', 'log_example_ids', 'checkpoint_every', 'keep_checkpoints')),
     *(f'train.{name}' for name in ('nan_policy', 'nan_limit')),
-    *('eval.', 'mesh.', 'runtime.'),
+    *('eval.', 'mesh.', 'cohort.', 'runtime.'),
 )
 """Fields (or groups) that may differ from the config a directory was started with: they change no update."""
 

@@ -8,7 +8,7 @@ from types import FrameType
 
 from absl import logging
 
-from jaxformer.errors import RunError
+from jaxformer.errors import RunError, UserError
 
 
 class Preempted(RunError):  # noqa: N818 - not an error of the run
@@ -23,6 +23,13 @@ class Stop:
     def __init__(self) -> None:
         self.asked = False
         self.polled = False
+
+    def meant(self, error: BaseException) -> BaseException:
+        """What ended the run: before it is `polled`, the handler's exception may have come out of NumPy's C code, say,
+        as another one."""
+        if self.asked and not self.polled and not isinstance(error, (Preempted, UserError)):
+            return Preempted('stopped by a signal before the first step; the same command goes on')
+        return error
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True

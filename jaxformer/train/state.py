@@ -1,5 +1,6 @@
 """What a training step carries over: made from the seed, laid out over the mesh."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -39,5 +40,12 @@ def abstract(model: Family, optimizer: optax.GradientTransformation, mesh: Mesh)
 
 def initialise(model: Family, optimizer: optax.GradientTransformation, seed: int, target: TrainState) -> TrainState:
     """A fresh state, born where `target` (of `abstract`) says it lies."""
+    return initialiser(model, optimizer, target)(seed)
+
+
+def initialiser(
+    model: Family, optimizer: optax.GradientTransformation, target: TrainState
+) -> Callable[[int], TrainState]:
+    """`initialise` as a function of the seed, compiled once."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
-    return jax.jit(lambda seed: create(model, optimizer, seed), out_shardings=shardings)(seed)
+    return jax.jit(lambda seed: create(model, optimizer, seed), out_shardings=shardings)

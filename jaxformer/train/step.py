@@ -11,6 +11,7 @@ import optax
 
 from jaxformer import losses, objectives, optim
 from jaxformer.config import Config
+from jaxformer.hyperparameters import Hyperparameters
 from jaxformer.model import ops
 from jaxformer.model.family import Family
 from jaxformer.objectives import Objective
@@ -28,47 +29,46 @@ def loss_fn(
     key_2: jax.Array | None,
     model: nn.Module,
     objective: Objective,
-    label_smoothing: float,
+    values: Hyperparameters,
 ) -> tuple[jax.Array, jax.Array]:
     """(label-smoothed loss in nats per label that counts, number of such labels); 0 for a batch without any."""
     inputs, labels_BT, weights_BT = objective(batch, None if key_2 is None else ops.fold(key_2, OBJECTIVE_SITE))
-    logits_BTV, _ = model.apply({'params': params}, *inputs, key_2=key_2)
+    logits_BTV, _ = model.apply({'params': params}, *inputs, key_2=key_2, rates=values.dropout)
     tokens = jnp.sum(weights_BT)
-    total = losses.cross_entropy(logits_BTV, labels_BT, weights_BT, label_smoothing)
+    total = losses.cross_entropy(logits_BTV, labels_BT, weights_BT, values.label_smoothing)
     return total / jnp.maximum(tokens, 1.0), tokens
 
 
 def train_step(
     state: TrainState,
     batch: Batch,
-    seed: jax.Array | int,
+    values: Hyperparameters,
     *,
     model: nn.Module,
     objective: Objective,
-    optimizer: optax.GradientTransformation,
-    learning_rate: Callable[[jax.Array], jax.Array],
-    label_smoothing: float,
+    optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
+    schedule: Callable[[Hyperparameters], Callable[[jax.Array], jax.Array]],
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update on one global batch.
 
     The dropout key is a function of seed and state.step alone, so that a resumed run draws what the straight run drew;
-    the seed is an argument, so that runs which differ in it share a compiled program. Where the loss or the gradient is
-    not finite nothing but the counters changes, and the caller decides whether to go on.
+    the values are arguments, so that runs which differ in them alone share a compiled program. Where the loss or the
+    gradient is not finite nothing but the counters changes, and the caller decides whether to go on.
 
     Args:
       batch: as the family's objective reads it; a row that is all padding counts for nothing.
-      learning_rate: of the number of updates done before; only reported, `optimizer` holds its own.
+      schedule: learning rate by the number of updates done before; only reported, `optimizer` holds its own.
 
     Returns:
       (state, metrics): loss (nats per token, smoothed), tokens, grad_norm (before clipping), learning_rate, finite,
       skipped, skipped_in_row; all scalars on the device.
     """
-    key_2 = ops.fold(jnp.zeros(2, jnp.uint32), seed, state.step)
+    key_2 = ops.fold(jnp.zeros(2, jnp.uint32), values.seed, state.step)
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
-    (loss, tokens), grads = gradient(state.params, batch, key_2, model, objective, label_smoothing)
+    (loss, tokens), grads = gradient(state.params, batch, key_2, model, objective, values)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = optimizer(values).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     keep_old = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
     new = TrainState(
@@ -82,7 +82,7 @@ def train_step(
         'loss': loss,
         'tokens': tokens,
         'grad_norm': grad_norm,
-        'learning_rate': learning_rate(state.step - state.skipped),
+        'learning_rate': schedule(values)(state.step - state.skipped),
         'finite': finite,
         'skipped': new.skipped,
         'skipped_in_row': new.skipped_in_row,
@@ -90,23 +90,25 @@ def train_step(
     return new, metrics
 
 
-def compiled_step(
-    cfg: Config, model: Family, optimizer: optax.GradientTransformation, target: TrainState
-) -> CountedJit:
-    """`train_step` of a config as (state, batch, seed) → (state, metrics), compiled per bucket; the state is donated.
+def of(cfg: Config, model: Family) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """`train_step` of a config as (state, batch, values) → (state, metrics)."""
+    return functools.partial(
+        train_step,
+        model=model,
+        objective=objectives.of(cfg, model.vocab_size),
+        optimizer=lambda values: optim.build(cfg, values),
+        schedule=lambda values: optim.schedule(cfg, values),
+    )
+
+
+def compiled_step(cfg: Config, model: Family, target: TrainState) -> CountedJit:
+    """`train_step` of a config, compiled per bucket; the state is donated.
 
     Args:
       target: the state as shapes with shardings, of `state.abstract`; the new state lies where it says.
     """
     return CountedJit(
-        functools.partial(
-            train_step,
-            model=model,
-            objective=objectives.of(cfg, model.vocab_size),
-            optimizer=optimizer,
-            learning_rate=optim.schedule(cfg),
-            label_smoothing=cfg.optim.label_smoothing,
-        ),
+        of(cfg, model),
         donate_argnums=0,
         # Left to itself, XLA may lay the new state out in another way, and the next step would be compiled again.
         out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, target), None),

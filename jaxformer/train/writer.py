@@ -173,22 +173,23 @@ def read_status(workdir: epath.PathLike) -> dict[str, Any] | None:
         raise UserError(f'{path}: damaged; remove the file, the run goes on from its checkpoints') from None
 
 
-def write_environment(workdir: epath.PathLike, mesh: Mapping[str, int], deterministic: Any) -> None:
+def write_environment(workdir: epath.PathLike, mesh: Mapping[str, int], deterministic: Any, together: int = 1) -> None:
     """Adds a record of what this process runs on to the list in `workdir/environment.json`: one record per start.
 
     Args:
       mesh: devices along each axis (`mesh.shape` of a jax mesh).
       deterministic: the level that the run was asked for, as in the config.
+      together: how many runs the process trains at once, and shares its time among.
     """
     path = epath.Path(workdir) / ENVIRONMENT
     earlier = files.read_json(path) if path.exists() else []
     try:
-        files.write_json(path, [*earlier, environment(mesh, deterministic)])
+        files.write_json(path, [*earlier, environment(mesh, deterministic, together)])
     except OSError as error:
         raise _cannot_write(path, error) from error
 
 
-def environment(mesh: Mapping[str, int], deterministic: Any) -> dict[str, Any]:
+def environment(mesh: Mapping[str, int], deterministic: Any, together: int = 1) -> dict[str, Any]:
     """Versions, devices, flags and revision of this process, as JSON values. Starts the backend."""
     devices = jax.devices()
     versions = {'python': platform.python_version(), 'jaxformer': jaxformer.__version__}
@@ -203,6 +204,7 @@ def environment(mesh: Mapping[str, int], deterministic: Any) -> dict[str, Any]:
         'backend': jax.default_backend(),
         'devices': {'kind': devices[0].device_kind, 'count': len(devices), 'local': jax.local_device_count()},
         'processes': jax.process_count(),
+        'runs_together': together,
         'mesh': dict(mesh),
         'deterministic': deterministic,
         'flags': {

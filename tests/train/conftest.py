@@ -1,7 +1,7 @@
 import pytest
 import small
 
-from jaxformer.train import loop
+from jaxformer.train import loop, member, program
 
 
 @pytest.fixture(scope='session')
@@ -15,8 +15,8 @@ def straight(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """Makes configs of one bucket, and evaluation free: for tests that look at training alone."""
-    monkeypatch.setattr(loop, 'Evaluator', small.NoEvaluator)
-    monkeypatch.setattr(loop, 'Decoder', small.NoEvaluator)
+    monkeypatch.setattr(program, 'Evaluator', small.NoEvaluator)
+    monkeypatch.setattr(program, 'Decoder', small.NoEvaluator)
     return lambda more=None: small.make({**small.QUICK, **(more or {})})
 
 
@@ -24,8 +24,8 @@ def quick(monkeypatch):
 def quick_straight(tmp_path_factory):
     """20 steps of `quick`, straight through."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, 'Evaluator', small.NoEvaluator)
-        patch.setattr(loop, 'Decoder', small.NoEvaluator)
+        patch.setattr(program, 'Evaluator', small.NoEvaluator)
+        patch.setattr(program, 'Decoder', small.NoEvaluator)
         workdir = tmp_path_factory.mktemp('run') / 'quick'
         loop.train(small.make(small.QUICK), workdir)
     return workdir
@@ -36,7 +36,7 @@ def at_step(monkeypatch):
     """`at_step(n, action)`: does something when a run takes the batch of step n, once."""
 
     def arrange(step, action):
-        make_iterator = loop.pipeline.train_iterator
+        make_iterator = member.pipeline.train_iterator
 
         class Watched:
             def __init__(self, *args):
@@ -45,13 +45,13 @@ def at_step(monkeypatch):
             def __next__(self):
                 batch = next(self._iterator)
                 if self._iterator.get_state() == {'next_index': step}:
-                    monkeypatch.setattr(loop.pipeline, 'train_iterator', make_iterator)
+                    monkeypatch.setattr(member.pipeline, 'train_iterator', make_iterator)
                     action()
                 return batch
 
             def __getattr__(self, name):
                 return getattr(self._iterator, name)
 
-        monkeypatch.setattr(loop.pipeline, 'train_iterator', Watched)
+        monkeypatch.setattr(member.pipeline, 'train_iterator', Watched)
 
     return arrange

@@ -10,9 +10,9 @@ import pytest
 import small
 from absl import logging
 
-from jaxformer import checkpoint, files
+from jaxformer import checkpoint, files, runtime
 from jaxformer.errors import RunError, UserError
-from jaxformer.train import directory, loop, writer
+from jaxformer.train import directory, loop, program, writer
 from jaxformer.train.score import score
 
 
@@ -28,6 +28,7 @@ def test_what_a_run_leaves(straight):
         'vocab.json',
         'checkpoints',
         '.claim',
+        'examples',
     }
     status = small.status(workdir)
     assert (status['status'], status['step'], status['num_steps'], status['reason']) == ('done', 27, 27, None)
@@ -137,8 +138,8 @@ def test_a_signal_at_any_moment_leaves_the_last_step_saved(tmp_path, quick, monk
     if moment == 'progress':
         monkeypatch.setattr(loop.Progress, 'update', lambda self, step, *args: (maybe(step), update(self, step, *args)))
     else:
-        split_losses = loop.Evaluator.split_losses
-        monkeypatch.setattr(loop.Evaluator, 'split_losses', lambda *args: (maybe(6), split_losses(*args))[1])
+        examples = program.Evaluator.examples
+        monkeypatch.setattr(program.Evaluator, 'examples', lambda *args: (maybe(6), examples(*args))[1])
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(loop.Preempted):
         loop.train(quick({'eval.every': 6, 'train.checkpoint_every': 100}), tmp_path / 'run')
@@ -148,8 +149,8 @@ def test_a_signal_at_any_moment_leaves_the_last_step_saved(tmp_path, quick, monk
 
 
 def test_a_signal_before_the_first_step_ends_it_at_once(tmp_path, quick, monkeypatch):
-    load = loop.corpora.load
-    monkeypatch.setattr(loop.corpora, 'load', lambda data: (signal.raise_signal(signal.SIGINT), load(data))[1])
+    load = program.corpora.load
+    monkeypatch.setattr(program.corpora, 'load', lambda data: (signal.raise_signal(signal.SIGINT), load(data))[1])
     with pytest.raises(loop.Preempted, match='before the first step'):
         loop.train(quick(), tmp_path / 'run')
     assert small.status(tmp_path / 'run')['status'] == 'preempted' and not small.checkpoints(tmp_path / 'run')
@@ -163,7 +164,7 @@ def test_an_evaluation_that_a_kill_took_is_made_up_for(tmp_path, quick, quick_st
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Evaluator, 'split_losses', killed)
+        patch.setattr(program.Evaluator, 'examples', killed)
         with pytest.raises(KeyboardInterrupt):
             loop.train(quick(), tmp_path / 'run')
     assert small.status(tmp_path / 'run')['status'] == 'preempted' and small.checkpoints(tmp_path / 'run') == [5, 10]
@@ -176,7 +177,7 @@ def test_metrics_of_a_step_are_fetched_after_the_next_one_was_dispatched(tmp_pat
     """And before a checkpoint or an evaluation, those of the step itself."""
     calls = []
     step = iter(range(1, 100))
-    call, fetch, save = loop.runtime.CountedJit.__call__, jax.device_get, checkpoint.save
+    call, fetch, save = runtime.CountedJit.__call__, jax.device_get, checkpoint.save
 
     def dispatched(self, *args):
         calls.append(f'dispatch {next(step)}')
@@ -192,7 +193,7 @@ def test_metrics_of_a_step_are_fetched_after_the_next_one_was_dispatched(tmp_pat
         calls.append(f'save {step}')
         return save(path, step, *args)
 
-    monkeypatch.setattr(loop.runtime.CountedJit, '__call__', dispatched)
+    monkeypatch.setattr(runtime.CountedJit, '__call__', dispatched)
     monkeypatch.setattr(jax, 'device_get', fetched)
     monkeypatch.setattr(checkpoint, 'save', saved)
     loop.train(quick({'train.num_steps': 7, 'train.checkpoint_every': 4, 'train.log_every': 100}), tmp_path / 'run')
@@ -206,7 +207,7 @@ def test_metrics_of_a_step_are_fetched_after_the_next_one_was_dispatched(tmp_pat
 def test_a_run_that_is_done_is_returned_and_not_touched(straight, monkeypatch):
     workdir, metrics = straight
     before = small.snapshot(workdir)
-    monkeypatch.setattr(loop, '_Run', None)
+    monkeypatch.setattr(loop, 'Member', None)
     assert loop.train(small.make(), workdir) == metrics
     assert loop.train(small.make({'train.log_every': 5, 'data.dir': '/elsewhere'}), workdir) == metrics
     with pytest.raises(UserError, match='config.seed is 3 there and 4 here'):

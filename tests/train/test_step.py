@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import small
 
-from jaxformer import objectives, optim, sharding
+from jaxformer import hyperparameters, optim, sharding
 from jaxformer.model import transformer
 from jaxformer.train import loop
 from jaxformer.train import state as states
-from jaxformer.train.step import train_step
+from jaxformer.train import step as steps
 
 SYMBOLS = 15
 
@@ -22,17 +22,10 @@ def setup(more=None):
     cfg = small.make(more)
     model, optimizer = transformer.build(cfg.model, SYMBOLS), optim.build(cfg)
 
+    values = hyperparameters.of(cfg)
+
     def step(state, batch, seed=0):
-        return train_step(
-            state,
-            batch,
-            seed,
-            model=model,
-            objective=objectives.of(cfg, SYMBOLS),
-            optimizer=optimizer,
-            learning_rate=optim.schedule(cfg),
-            label_smoothing=cfg.optim.label_smoothing,
-        )
+        return steps.of(cfg, model)(state, batch, values.replace(seed=seed))
 
     mesh = sharding.make_mesh(cfg.mesh)
     return jax.jit(step), states.initialise(model, optimizer, 1, states.abstract(model, optimizer, mesh))
@@ -152,9 +145,9 @@ ON_A_MESH = {
 CHILD = """
 import json, sys
 import jax, small
-from jaxformer.train import loop
+from jaxformer.train import loop, program
 assert jax.device_count() == 8
-loop.Evaluator = loop.Decoder = small.NoEvaluator
+program.Evaluator = program.Decoder = small.NoEvaluator
 compiled = []
 def listen(event, seconds, **about):
     if event.endswith('backend_compile_duration') and about['fun_name'] == 'jit(traced)':

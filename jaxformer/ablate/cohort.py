@@ -1,0 +1,70 @@
+"""Cohorts: runs whose compiled program is the same, trained together as one program, each as if it were alone.
+
+Members differ in seed, learning rate, weight decay, betas, dropout rates and label smoothing (see
+`jaxformer.hyperparameters`). They have one start, one compile and one step in common. Each has its own initialisation,
+dropout and order of the data; it saves, resumes, is evaluated and written about in its own directory as a run alone
+is; and where one fails, the others go on.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from etils import epath
+
+from jaxformer import hyperparameters
+from jaxformer.ablate.members import Members, Outcome
+from jaxformer.ablate.together import Shared, mode_of
+from jaxformer.config import Config
+from jaxformer.errors import UserError
+from jaxformer.train import loop
+from jaxformer.train.program import Program
+from jaxformer.train.signals import Preempted
+
+
+def program(cfg: Config) -> Hashable:
+    """Equal for runs that can be a cohort."""
+    return hyperparameters.program(cfg)
+
+
+class Trainer:
+    """Trains runs one cohort after the other, and keeps what is compiled for the next one of the same program."""
+
+    def __init__(self) -> None:
+        self._key: Hashable = None
+        self._kept: Any = None
+
+    def train(self, configs: Sequence[Config], workdirs: Sequence[epath.PathLike]) -> list[Outcome]:
+        """Trains runs of one `program` to their ends, or goes on with what is there; the outcome of each.
+
+        Raises:
+          Preempted: a signal came; every run is saved up to its last finished step.
+        """
+        paths = [epath.Path(workdir).expanduser() for workdir in workdirs]
+        alone = len(configs) == 1 or mode_of(configs[0]) is None
+        key = (program(configs[0]), alone)
+        if key != self._key:
+            self._key = self._kept = None  # before anything new takes memory
+            try:
+                self._kept = Program(configs[0]) if alone else Shared(configs[0])
+            except UserError as error:
+                return [error] * len(configs)
+            self._key = key
+        if alone:
+            return [_alone(cfg, path, self._kept) for cfg, path in zip(configs, paths, strict=True)]
+        size = configs[0].cohort.size or self._kept.fitting(configs)
+        outcomes: list[Outcome] = []
+        while left := len(configs) - len(outcomes):
+            part = slice(len(outcomes), len(outcomes) + math.ceil(left / math.ceil(left / size)))  # of equal sizes
+            outcomes += Members(self._kept, configs[part], paths[part]).outcomes_of_all()
+        return outcomes
+
+
+def _alone(cfg: Config, path: epath.Path, shared: Program) -> Outcome:
+    """One run in the manner of `jaxformer train`."""
+    try:
+        return loop.train(cfg, path, shared)
+    except Preempted:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever fails is the outcome of this run and of no other
+        return error

@@ -1,0 +1,177 @@
+"""The training of one cohort: the loop of `jaxformer.train.loop` over several runs at once."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from jaxformer.ablate.together import Shared, stacked
+from jaxformer.claims import Claim
+from jaxformer.config import Config
+from jaxformer.data.splits import Batch
+from jaxformer.errors import RunError
+from jaxformer.train import directory
+from jaxformer.train.member import Member, Pending, finish
+from jaxformer.train.signals import Preempted, Stop, stop_signals
+from jaxformer.train.state import TrainState
+from jaxformer.train.writer import Progress
+
+Outcome = dict[str, float] | Exception
+"""The final metrics of a run, or why it has none."""
+
+
+@dataclasses.dataclass
+class _Dispatched:
+    """A step of all members whose metrics are on their way; the examples of those that take part, by number."""
+
+    step: int
+    metrics_C: dict[str, jax.Array]
+    example_ids: dict[int, np.ndarray]
+
+
+class Members:
+    """Runs that are trained together; `alive` are those whose outcome is still open, by their number."""
+
+    def __init__(self, shared: Shared, configs: Sequence[Config], paths: Sequence[epath.Path]) -> None:
+        self.shared, self.configs, self.paths = shared, configs, paths
+        self.claimed: dict[int, Claim] = {}
+        self.alive: dict[int, Member] = {}
+        self.held = [contextlib.ExitStack() for _ in configs]  # claims and files, by number
+        self.outcomes: dict[int, Any] = {}
+
+    def outcomes_of_all(self) -> list[Outcome]:
+        """Trains them; what came of each, in order.
+
+        Raises:
+          Preempted: a signal came; all that are alive are saved.
+        """
+        with stop_signals() as stop, contextlib.ExitStack() as closing:
+            for held in self.held:
+                closing.enter_context(held)
+            try:
+                self._claim()
+                self._to_the_end(self._restored(), stop)
+            except BaseException as error:
+                error = stop.meant(error)
+                for number in self.claimed.keys() - self.outcomes.keys():
+                    self._out(number, error)
+                if isinstance(error, Preempted) or not isinstance(error, Exception):
+                    raise error  # noqa: TRY201 - it may be another one
+        return [self.outcomes[number] for number in range(len(self.configs))]
+
+    def _claim(self) -> None:
+        for number, (cfg, path) in enumerate(zip(self.configs, self.paths, strict=True)):
+            with self._of(number):
+                if (metrics := directory.finished(cfg, path)) is not None:
+                    self.outcomes[number] = metrics
+                    continue
+                self.claimed[number] = self.held[number].enter_context(directory.claimed(cfg, path))
+
+    def _restored(self) -> dict[int, TrainState]:
+        """The states to go on from, of those that could be restored."""
+        states = {}
+        for number, claim in self.claimed.items():
+            with self._of(number):
+                run = Member(self.configs[number], self.paths[number], self.shared.program, claim, len(self.claimed))
+                states[number] = run.restored()
+                self.held[number].enter_context(run.writing())
+                self.alive[number] = run
+        return states
+
+    def _to_the_end(self, states: dict[int, TrainState], stop: Stop) -> None:
+        """Every update that is left to any, then the farewell of those that got there."""
+        stop.polled = True
+        for number, run in list(self.alive.items()):
+            with self._of(number):
+                run.make_up_for_evaluation(states[number])
+        left = {number: state for number, state in states.items() if number in self.alive}
+        with Progress(self.configs[0].train.num_steps, self.shared.program.counted) as progress:
+            self._train(left, stop, progress)
+        for number in list(self.alive):
+            self._out(number)
+
+    def _train(self, states: dict[int, TrainState], stop: Stop, progress: Progress) -> None:
+        """The updates. A member that a checkpoint has put ahead of the others waits for them."""
+        begun = {number: self.alive[number].step for number in states}
+        first, last = min(begun.values(), default=0), self.configs[0].train.num_steps
+        if not begun or first == last:
+            return
+        row = {number: row for row, number in enumerate(states)}
+        together = self.shared.step(len(row))
+        state_C = jax.device_put(stacked(list(states.values())), together.sharding)
+        values_C = stacked([self.alive[number].values for number in row])
+        states.clear()
+        progress.compiling(first)
+        pending: _Dispatched | None = None
+        for step in range(first + 1, last + 1):
+            batches = {number: next(run.batches) for number, run in self.alive.items() if begun[number] < step}
+            if not batches:
+                return
+            filler = next(iter(batches.values()))
+            batch_C = stacked([batches.get(number, filler) for number in row])
+            active_C = np.array([number in batches for number in row])
+            state_C, metrics_C = together(state_C, batch_C, values_C, active_C)
+            if pending:
+                self._look_at(pending, row, progress)
+            pending = _Dispatched(step, metrics_C, _example_ids(batches))
+            stopped = stop.asked
+            if stopped or any(run.due(step).anything for number, run in self.alive.items() if number in batches):
+                self._look_at(pending, row, progress)
+                pending = None
+                for number in self.alive.keys() & batches.keys():
+                    with self._of(number):
+                        self._after(self.alive[number], stopped, state_C, row[number])
+            if stopped:
+                raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there')
+
+    def _look_at(self, dispatched: _Dispatched, row: dict[int, int], progress: Progress) -> None:
+        """`Member.look_at` of each that took part and is alive."""
+        metrics_C = jax.device_get(dispatched.metrics_C)
+        found = []
+        for number, ids in dispatched.example_ids.items():
+            if run := self.alive.get(number):
+                with self._of(number):
+                    own = {name: column[row[number]] for name, column in metrics_C.items()}
+                    found.append((run.look_at(Pending(dispatched.step, own, ids)), run.speed))
+        if found:
+            losses, speeds = zip(*found, strict=True)
+            progress.update(dispatched.step, sum(losses) / len(losses), sum(speeds))
+
+    def _after(self, run: Member, stopped: bool, state_C: TrainState, row: int) -> None:
+        """What is due to one member after the step that was looked at last."""
+        due = run.due(run.step)
+        if not (stopped or due.anything):
+            return
+        state = jax.device_put(self.shared.member(state_C, row), self.shared.place)
+        if stopped or due.save:
+            run.save(state)
+        if due.evaluate and not stopped:
+            run.evaluate(state.params, due.decode)
+
+    @contextlib.contextmanager
+    def _of(self, number: int) -> Iterator[None]:
+        """What fails here is the outcome of one member, and leaves the others alone."""
+        try:
+            yield
+        except Preempted:
+            raise
+        except Exception as error:  # noqa: BLE001 - see above
+            self._out(number, error)
+
+    def _out(self, number: int, error: BaseException | None = None) -> None:
+        """The end of a run: its status is written, its directory is free."""
+        run = self.alive.pop(number, None)
+        try:
+            finish(self.configs[number], self.paths[number], run, error)
+        except RunError as broken:
+            error = error or broken
+        self.outcomes[number] = error or (run and run.metrics)
+        self.held[number].close()
+
+
+def _example_ids(batches: dict[int, Batch]) -> dict[int, np.ndarray]:
+    return {number: batch['example_id'] for number, batch in batches.items()}

@@ -1,0 +1,181 @@
+"""The compiled step of several runs: train_step over a leading axis C of states, batches and hyperparameters."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxformer import hyperparameters, runtime
+from jaxformer.config import Config
+from jaxformer.train import step as steps
+from jaxformer.train.program import Program
+from jaxformer.train.state import TrainState
+
+Step = Callable[..., tuple[TrainState, dict[str, jax.Array]]]
+Tree = Any
+
+RUNS = PartitionSpec('runs')
+
+
+def vmapped(step: Step) -> Step:
+    """All members at once: what pays where a single one leaves the machine idle. C× the memory of activations."""
+
+    def together(state_C: Tree, batch_C: Tree, values_C: Tree, active_C: jax.Array) -> tuple[Tree, Tree]:
+        def one(state: Tree, batch: Tree, values: Tree, active: jax.Array) -> tuple[Tree, Tree]:
+            new, metrics = step(state, batch, values)
+            return jax.tree.map(lambda a, b: jnp.where(active, a, b), new, state), metrics
+
+        return jax.vmap(one)(state_C, batch_C, values_C, active_C)
+
+    return together
+
+
+def mapped(step: Step) -> Step:
+    """One member after the other in one program, each in its place of the state: the memory of one, and C states."""
+
+    def together(state_C: Tree, batch_C: Tree, values_C: Tree, active_C: jax.Array) -> tuple[Tree, Tree]:
+        def one(state_C: Tree, row: tuple[jax.Array, Tree, Tree, jax.Array]) -> tuple[Tree, Tree]:
+            c, batch, values, active = row
+            state = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, c, keepdims=False), state_C)
+            new, metrics = step(state, batch, values)
+            new = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, state)
+            put = lambda leaves, leaf: lax.dynamic_update_index_in_dim(leaves, leaf, c, 0)  # noqa: E731
+            return jax.tree.map(put, state_C, new), metrics
+
+        return lax.scan(one, state_C, (jnp.arange(len(active_C)), batch_C, values_C, active_C))
+
+    return together
+
+
+MODES: dict[str, Callable[[Step], Step]] = {'vmap': vmapped, 'map': mapped}
+"""cohort.mode → how the step of one becomes that of C."""
+
+
+class Together:
+    """(state_C, batch_C, values_C, active_C) → (state_C, metrics of each [C]); the state is donated.
+
+    A member that is not active keeps its state, bit by bit, whatever its batch. Over several devices the members are
+    spread evenly, and each trains on one.
+
+    Args:
+      step: of one run, (state, batch, values) → (state, metrics).
+      mode: a key of MODES.
+      devices: their number divides C.
+    """
+
+    def __init__(self, step: Step, mode: str, devices: Sequence[jax.Device]) -> None:
+        self.compilations = 0
+        self.mesh = Mesh(np.array(devices), ('runs',))
+        self.sharding = NamedSharding(self.mesh, RUNS)
+        together = MODES[mode](step)
+        if len(devices) > 1:
+            together = jax.shard_map(together, mesh=self.mesh, in_specs=RUNS, out_specs=RUNS, check_vma=False)
+        self._jit = jax.jit(together, donate_argnums=0, in_shardings=self.sharding, out_shardings=self.sharding)
+        self._compiled: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
+
+    def compiled(self, *arguments: Tree) -> jax.stages.Compiled:
+        """The program for arguments of these shapes, arrays or not."""
+        key = tuple(leaf.shape for leaf in jax.tree.leaves(arguments[1:]))
+        if key not in self._compiled:
+            self.compilations += 1
+            self._compiled[key] = self._jit.lower(*arguments).compile()
+        return self._compiled[key]
+
+    def __call__(self, *arguments: Tree) -> tuple[Tree, dict[str, jax.Array]]:
+        return self.compiled(*arguments)(*arguments)
+
+
+def stacked(trees: Sequence[Tree]) -> Tree:
+    """One tree of arrays of the host with a leading C."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def needed_bytes(compiled: jax.stages.Compiled) -> int:
+    """What a program takes on each device, at its peak, as far as its compiler says."""
+    found = compiled.memory_analysis()
+    if found is None:
+        return 0
+    sizes = (found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes)
+    return sum(sizes) - found.alias_size_in_bytes
+
+
+def mode_of(cfg: Config) -> str | None:
+    """How runs of this config are trained together, a key of `together.MODES`; None where each is trained alone.
+
+    A run that its mesh divides among several devices is trained alone.
+    """
+    mesh = cfg.mesh
+    if cfg.cohort.mode == 'off' or max(mesh.data, mesh.fsdp, mesh.model, mesh.seq) > 1 or jax.process_count() > 1:
+        return None
+    if cfg.cohort.mode == 'auto':
+        return 'map' if jax.default_backend() == 'cpu' else 'vmap'
+    return cfg.cohort.mode
+
+
+class Shared:
+    """What cohorts of one `program` have in common: a Program on one device, and the compiled steps.
+
+    Raises:
+      UserError: as `Program`.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        runtime.configure(cfg.runtime)  # before devices are asked for
+        self.program = Program(cfg, jax.local_devices()[:1])
+        self._cfg = cfg
+        self._step = steps.of(cfg, self.program.model)
+        self._steps: dict[int, Together] = {}
+        self.place = jax.tree.map(lambda leaf: leaf.sharding, self.program.target)
+        self.member = jax.jit(lambda state_C, c: jax.tree.map(lambda leaf: leaf[c], state_C))
+
+    def step(self, size: int) -> Together:
+        """The compiled step of so many members, over as many devices as divide them."""
+        devices = jax.local_devices()
+        count = next(n for n in range(min(len(devices), size), 0, -1) if size % n == 0)
+        if count not in self._steps:
+            self._steps[count] = Together(self._step, str(mode_of(self._cfg)), devices[:count])
+        return self._steps[count]
+
+    def fitting(self, configs: Sequence[Config]) -> int:
+        """How many of these runs go into memory at once, by what the compiler says of the largest batch."""
+        split, rows_B = self.program.corpus.split('train'), np.full(self._cfg.train.batch_size, -1)
+        row = (self.program.target, split.batch(rows_B, self._cfg.data.buckets[-1]), np.bool_(True))
+        size = len(configs)
+        while size > 1:
+            values_C = stacked([hyperparameters.of(cfg) for cfg in configs[:size]])
+            state_C, batch_C, active_C = jax.tree.map(
+                lambda leaf, size=size: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), row
+            )
+            step = self.step(size)
+            room = free_bytes(step.mesh.devices.flat[0])
+            needed = needed_bytes(step.compiled(state_C, batch_C, values_C, active_C))
+            if needed <= room:
+                break
+            logging.warning(
+                '%d runs together take %.1f GB of the %.1f GB there are; half of them are tried (config.cohort.size)',
+                size,
+                needed / 1e9,
+                room / 1e9,
+            )
+            size = math.ceil(size / 2)
+        return size
+
+
+def free_bytes(device: jax.Device) -> float:
+    """What of a device's memory a cohort may take: nine tenths of what is free, of the host's own memory half."""
+    stats = device.memory_stats() if device.platform != 'cpu' else None
+    if stats and 'bytes_limit' in stats:
+        return 0.9 * (stats['bytes_limit'] - stats['bytes_in_use'])
+    try:
+        lines = dict(line.split(':') for line in Path('/proc/meminfo').read_text().splitlines())
+        return 0.5 * 1024 * int(lines['MemAvailable'].split()[0])
+    except OSError:  # no Linux
+        return 0.25 * os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')

@@ -1,0 +1,45 @@
+"""What runs share that differ in hyperparameters only: data, model, and everything that is compiled."""
+
+import jax
+
+from jaxformer import objectives, optim, runtime, sharding
+from jaxformer.config import Config
+from jaxformer.data import corpus as corpora
+from jaxformer.data import special_ids, too_few
+from jaxformer.decode.predict import Decoder
+from jaxformer.model import transformer
+from jaxformer.train import state as states
+from jaxformer.train.evaluate import Evaluator
+from jaxformer.train.step import compiled_step
+
+
+class Program:
+    """Made once for as many runs as come; of `cfg` nothing is read that `hyperparameters.FIELDS` names.
+
+    Raises:
+      UserError: data, mesh or buckets do not fit the config.
+    """
+
+    def __init__(self, cfg: Config, devices: list[jax.Device] | None = None) -> None:
+        runtime.configure(cfg.runtime)
+        corpus = self.corpus = corpora.load(cfg.data)
+        special_ids.refuse_others(cfg.model, cfg.data, corpus.vocab.ids)
+        self.vocab, self.split = corpus.vocab, corpus.split(cfg.eval.split)
+        self.mesh = sharding.make_mesh(cfg.mesh, devices)
+        sharding.refuse_undivided(cfg, self.mesh)
+        self.model = transformer.build(cfg.model, len(corpus.vocab), len(corpus.vocab.classes))
+        self.optimizer = optim.build(cfg)  # what it is built with is given to each update, too
+        optim.warn(cfg)
+        self.target = target = states.abstract(self.model, self.optimizer, self.mesh)
+        self.initialise = states.initialiser(self.model, self.optimizer, target)
+        self.update = compiled_step(cfg, self.model, target)
+        self.evaluator = Evaluator(cfg, self.model, self.mesh)
+        self.decoder = Decoder(cfg, self.model, corpus.vocab, self.mesh)
+        held_out = self.evaluator.batches(self.split)  # refuses one that has none now, not after the training
+        too_few.warn(cfg.data, self.split.name, held_out.num_examples)
+        self.counted = objectives.counted(cfg.model.family)
+
+    def compilations(self) -> dict[str, int]:
+        """How often each of its functions was compiled: once per bucket, if all is well."""
+        jits = {'train': self.update, 'eval': self.evaluator.sums, 'decode': self.decoder.search}
+        return {name: jit.compilations for name, jit in jits.items()}
