@@ -17,6 +17,7 @@ import math
 import os
 import time
 import traceback
+import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -147,8 +148,8 @@ class Alone:
 def _default_cohort() -> Cohort:
     with contextlib.suppress(ModuleNotFoundError):
         cohort: Any = importlib.import_module('jaxformer.ablate.cohort')
-        if hasattr(cohort, 'train'):
-            return cohort
+        if hasattr(cohort, 'Trainer'):
+            return types.SimpleNamespace(program=cohort.program, train=cohort.Trainer().train)  # type: ignore
     from jaxformer.train.loop import train
 
     return Alone(train)

@@ -1,6 +1,7 @@
 """A stand-in for `train`: writes a run's directory as training does, without training. Also a command, to be killed.
 
-python standin.py GRID_FILE WORKDIR SEEDS     runs the grid; each step takes 20 ms
+python standin.py GRID_FILE WORKDIR SEEDS                runs the grid; each step takes 20 ms
+python standin.py GRID_FILE WORKDIR SEEDS WORKERS PAUSE     the same by several processes, a step takes PAUSE seconds
 """
 
 import dataclasses
@@ -17,8 +18,9 @@ from etils import epath
 
 from jaxformer import claims, files
 from jaxformer import config as config_lib
-from jaxformer.ablate import launch, plan
+from jaxformer.ablate import launch, plan, workers
 from jaxformer.errors import RunError
+from jaxformer.train.signals import Preempted, stop_signals
 
 HEAD = '''"""Heads at a fixed width.
 
@@ -69,14 +71,17 @@ class Standin:
         return launch.Alone(self).train(configs, workdirs)
 
     def __call__(self, cfg: config_lib.Config, workdir: epath.Path) -> dict[str, float]:
-        with claims.hold(workdir):
-            return self._train(cfg, workdir)
+        with claims.hold(workdir), stop_signals() as stop:
+            stop.polled = True
+            return self._train(cfg, workdir, stop)
 
-    def _train(self, cfg, workdir):
+    def _train(self, cfg, workdir, stop):
         checkpoint = workdir / 'checkpoint.json'
         step = files.read_json(checkpoint)['step'] if checkpoint.exists() else 0
         d_k = cfg.model.d_k
         self.started.append((d_k, cfg.seed, step))
+        with (workdir / 'starts.txt').open('a') as file:
+            file.write(f'{os.getpid()} {time.time()} {step}\n')
         files.write_json(workdir / 'config.json', config_lib.to_dict(cfg))
         start = {'time': 1_700_000_000.0 - 30, 'versions': {'jaxformer': '0.1.0'}}
         files.write_json(workdir / 'environment.json', [start])
@@ -101,6 +106,9 @@ class Standin:
             with (workdir / 'metrics.jsonl').open('a') as file:
                 file.write(json.dumps(record) + '\n')
             files.write_json(checkpoint, {'step': step})
+            if stop.asked:
+                say('preempted', 'SIGTERM')
+                raise Preempted(f'stopped; step {step} is saved')
             if 2 * step > cfg.train.num_steps and d_k in self.fail:
                 error = self.fail[d_k]
                 if isinstance(error, RunError):
@@ -114,9 +122,16 @@ class Standin:
         return {key: value for key, value in record.items() if key.startswith('dev/')}
 
 
-def main(grid_path: str, workdir: str, seeds: str) -> int:
+def main(grid_path: str, workdir: str, seeds: str, number: str = '1', pause: str = '0.02') -> int:
     resolved = plan.resolve(plan.read(grid_path), count=lambda cfg: None)
-    return launch.run(resolved, workdir, int(seeds), Standin(pause=0.02)).exit_code
+    if number == '1' or launch.WORKER in os.environ:
+        workers.leave_with_parent()
+        say = lambda line: print(line, flush=True)  # noqa: E731
+        train = Standin(pause=float(pause))
+        return launch.run(resolved, workdir, int(seeds), train, workers=int(number), say=say, poll=0.1).exit_code
+    planned = launch.prepare(resolved, workdir, int(seeds))
+    command = (sys.executable, __file__)
+    return workers.run(planned, [grid_path, workdir, seeds, number, pause], int(number), command=command)
 
 
 if __name__ == '__main__':

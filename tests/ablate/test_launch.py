@@ -69,7 +69,7 @@ def test_killed_anywhere_the_rerun_goes_on_and_leaves_finished_runs_alone(tmp_pa
     assert all(first == 0 for _, _, first in train.started[1:])
     after = snapshot(workdir)
     assert {path: after[path] for path in before} == before
-    assert len(before) == 3 * 7  # the two files of its claim among them
+    assert len(before) == 3 * 8  # the two files of its claim among them
 
 
 @pytest.mark.parametrize(
