@@ -4,11 +4,14 @@ GRID/slurm holds the log of each task, the script, and the ids of the jobs, so t
 those that are still in the queue instead of submitting a second array.
 """
 
+import contextlib
 import getpass
+import io
 import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +45,7 @@ OPTIONS: Mapping[str, tuple[type, str | None, str]] = {
 
 MOST_TASKS = 1000  # Slurm's default for the largest array is 1001
 POLL_SECONDS = (1.0, 15.0)  # from, up to: a queue must not be asked too often
+MOST_SILENT = 20  # times in a row, as far apart, that it need not answer
 
 
 def run(
@@ -52,10 +56,9 @@ def run(
     workers: int = 0,
     options: str = '',
     *,
-    retry_failed: bool = False,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Submits the array, or finds it in the queue, and waits for the end of the grid.
+    """Submits the array, or finds it in the queue, and waits for the end of the grid, whose ledger is written.
 
     Args:
       arguments: `jaxformer`'s for one worker: `ablate --grid=… --workdir=… --launcher=inline …`.
@@ -71,10 +74,8 @@ def run(
     """
     parameters, wait = parse(options)
     directory = _directory(workdir)
-    ledger.record(workdir, plan.as_ledger(grid_plan, seeds))
     paths = [planned.path for planned in plan.runs(grid_plan, workdir, seeds)]
-    take = {'missing', 'preempted', 'running'} | ({'failed'} if retry_failed else set())
-    open_runs = sum(ledger.read_run(path).state in take for path in paths)
+    open_runs = sum(ledger.read_run(path).state not in ('done', 'failed') for path in paths)
     if not open_runs:
         say('Nothing is left to run.')
         return _exit_status(paths, say)
@@ -82,7 +83,7 @@ def run(
     if found := [job for job in jobs if job in live]:
         say(f'Job {", ".join(found)} of this grid is in the queue already.')
     else:
-        found = [_submit(directory, arguments, workdir, min(workers or open_runs, open_runs, MOST_TASKS), parameters)]
+        found = [_submit(directory, arguments, min(workers or open_runs, open_runs, MOST_TASKS), parameters, not wait)]
         files.write_json(directory / JOBS, _entries(directory) + [{'job': found[0], 'arguments': list(arguments)}])
         say(f'Submitted job {found[0]}; the logs are in {directory}')
     say(f'Watch it: squeue --jobs={",".join(found)} | jaxformer status --workdir={workdir}')
@@ -164,9 +165,7 @@ def _directory(workdir: epath.PathLike) -> Path:
     return Path(workdir).expanduser().absolute() / DIRECTORY
 
 
-def _submit(
-    directory: Path, arguments: Sequence[str], workdir: epath.PathLike, tasks: int, parameters: Mapping[str, Any]
-) -> str:
+def _submit(directory: Path, arguments: Sequence[str], tasks: int, parameters: Mapping[str, Any], report: bool) -> str:
     """Submits the array; its job id."""
     try:
         import submitit
@@ -179,27 +178,41 @@ def _submit(
     further = {'requeue': True, **parameters['additional_parameters']}
     if cores:  # a step does not inherit it from its job
         fixed['srun_args'] = [f'--cpus-per-task={cores}']
+    said = io.StringIO()
     try:
         executor = submitit.SlurmExecutor(folder=directory)
         executor.update_parameters(**{**parameters, **fixed, 'additional_parameters': further})
-        jobs = executor.map_array(slurm_task.work, [list(arguments)] * tasks, [os.fspath(workdir)] * tasks)
+        inputs = (list(arguments), str(directory.parent), report)
+        with contextlib.redirect_stderr(said):
+            jobs = executor.map_array(slurm_task.work, *([value] * tasks for value in inputs))
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        raise UserError(f'--launcher=slurm: Slurm did not take the job ({_line(str(error))})') from None
+        raise UserError(
+            f'--launcher=slurm: Slurm did not take the job ({_line(said.getvalue() or str(error))})'
+        ) from None
+    sys.stderr.write(said.getvalue())  # what the site has to say about jobs
     return jobs[0].job_id.split('_')[0]
 
 
 def _wait(jobs: Sequence[str], paths: Sequence[epath.Path], say: Callable[[str], None]) -> None:
     """Until none of the jobs is in the queue; says what changes. Tasks that would find nothing to do are taken out."""
     pause, most = POLL_SECONDS
-    shown = ''
+    shown, silent = '', 0
     while True:
-        live: Counter[str] = sum((tasks for job, tasks in queue().items() if job in jobs), Counter())
-        states = Counter(ledger.read_run(path).state for path in paths)
+        try:
+            live: Counter[str] = sum((tasks for job, tasks in queue().items() if job in jobs), Counter())
+            silent = 0
+        except RunError:  # a busy controller does not answer now and then
+            silent += 1
+            if silent == MOST_SILENT:
+                raise
+            time.sleep(most)
+            continue
         if not live:
             return
-        if not states.keys() - {'done', 'failed'}:
+        states = Counter(ledger.read_run(path).state for path in paths)
+        if states.keys() <= {'done', 'failed'}:
             subprocess.run(['scancel', '--quiet', '--state=PENDING', *jobs], capture_output=True)
-        text = f'{_listed(states)}; tasks: {_listed(live)}'
+        text = f'runs: {_listed(states)}; tasks: {_listed(live)}'
         if text != shown:
             say(f'{time.strftime("%H:%M:%S")} {text}')
             shown, pause = text, POLL_SECONDS[0]
@@ -214,7 +227,7 @@ def _exit_status(paths: Sequence[epath.Path], say: Callable[[str], None]) -> int
     for run in runs:
         if run.state == 'failed':
             say(f'{run.path}: failed: {run.reason}')
-    if states.keys() - {'done', 'failed'}:
+    if not states.keys() <= {'done', 'failed'}:
         say('No task is left that would do the rest; see the logs, the same command goes on.')
     return int(states['done'] < len(runs))
 
@@ -231,5 +244,5 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def _line(text: str) -> str:
-    """The last line of what a program said: the one that says what is wrong."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), 'no reason given')
+    """What a program said, on one line."""
+    return ' / '.join(line.strip() for line in text.splitlines() if line.strip()) or 'no reason given'

@@ -18,17 +18,21 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from etils import epath
-
-from jaxformer.ablate import ledger
+from jaxformer.ablate import launch, ledger
+from jaxformer.ablate import report as reports
 from jaxformer.train.signals import Preempted
 
 IDLE_RESTARTS = 3
 """Restarts after which a task that did not get a step further gives up."""
 
 
-def work(arguments: Sequence[str], workdir: str) -> None:
-    """Runs `jaxformer ARGUMENTS` for the grid in `workdir`, and leaves with its exit status, which Slurm shows."""
+def work(arguments: Sequence[str], workdir: str, report: bool) -> None:
+    """Runs `jaxformer ARGUMENTS` for the grid in `workdir`, and leaves with its exit status, which Slurm shows.
+
+    Args:
+      report: write it once no run is left, as nobody waits who would.
+    """
+    os.environ[launch.WORKER] = os.environ.get('SLURM_ARRAY_TASK_ID', '0')
     restarts = int(os.environ.get('SLURM_RESTART_COUNT', '0'))
     print(f'restart {restarts}: jaxformer {" ".join(arguments)}', flush=True)
     signals = Signals()
@@ -39,6 +43,9 @@ def work(arguments: Sequence[str], workdir: str) -> None:
             print(f'not put back into the queue: restart {restarts}, and not a step further; raise the time limit')
         else:
             _requeue()
+    elif report and _is_over(workdir):
+        for path in reports.write(workdir).values():
+            print(path)
     sys.stdout.flush()
     sys.exit(status)  # a task that returns has succeeded, says submitit
 
@@ -86,4 +93,13 @@ def _requeue() -> None:
 
 def _steps(workdir: str) -> int:
     """Sum of the steps of all runs of the grid: what grows as long as somebody gets on."""
-    return sum(ledger.read_run(path).step for path in epath.Path(workdir).glob('cells/*/seed-*'))
+    return sum(run.step for run in _runs(workdir))
+
+
+def _is_over(workdir: str) -> bool:
+    return all(run.state in ('done', 'failed') for run in _runs(workdir))
+
+
+def _runs(workdir: str) -> list[ledger.Run]:
+    found = ledger.read(workdir)
+    return [run for cell in found.cells for run in ledger.runs_of(workdir, cell.id, found.seeds)]

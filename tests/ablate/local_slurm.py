@@ -28,8 +28,8 @@ SlurmdPort={node_port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-# A requeued job waits for its old credentials to expire: 120 s by default.
-AuthInfo=socket={directory}/munge/socket,cred_expire=1
+# A requeued job waits until its old credentials have expired: 120 s by default, and less than 5 is not taken.
+AuthInfo=socket={directory}/munge/socket,cred_expire=5
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool
 SlurmctldPidFile={directory}/slurmctld.pid
