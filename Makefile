@@ -26,7 +26,7 @@ quickstart: $(VENV)/.installed
 	@echo '  $(BIN)/jaxformer train --config=configs/g2p.py --workdir=$(RUNS)/g2p'
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
 
 test-oracles: $(VENV)/.installed-dev-oracles
 	$(BIN)/python -m pytest tests/oracles $(PYTEST)
