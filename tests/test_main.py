@@ -1,8 +1,8 @@
 """The console command: what it prints, where, and with which exit status; a mistake is one line and touches nothing."""
 
 import json
-import re
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
