@@ -1,6 +1,7 @@
 """Reads a grid's directory into what a report shows. Nothing is dropped: a run that did not finish is in it as such."""
 
 import contextlib
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -8,8 +9,11 @@ from typing import Any
 
 from etils import epath
 
+from jaxformer import config as config_lib
 from jaxformer import files
-from jaxformer.ablate import ledger, metrics, stats
+from jaxformer.ablate import count, guards, ledger, metrics, stats
+from jaxformer.ablate.count import Cost
+from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.train.writer import METRICS, read_metrics
 
@@ -34,9 +38,16 @@ class RunResult:
 
 @dataclasses.dataclass(frozen=True)
 class CellResult:
-    """A cell with its runs; `summaries` are over the done ones, by metric."""
+    """A cell with its runs; `summaries` are over the done ones, by metric.
+
+    `config`: None where grid.json holds one of another version of the package. `cost`: of a run, as far as it could be
+    counted. `unlike`: what of it is unlike the base's (see `guards.unlike`).
+    """
 
     entry: ledger.Entry
+    config: Config | None
+    cost: Cost
+    unlike: Mapping[str, float]
     runs: tuple[RunResult, ...]
     summaries: Mapping[str, stats.Summary]
     seconds: float | None
@@ -63,15 +74,57 @@ def collect(workdir: epath.PathLike) -> Results:
       UserError: there is no grid, or its grid.json is damaged.
     """
     book = ledger.read(workdir)
-    cells = tuple(_cell(workdir, entry, book.seeds) for entry in book.cells)
+    configs = [_config(book, entry) for entry in book.cells]
+    costs = [_cost(entry, cfg) for entry, cfg in zip(book.cells, configs, strict=True)]
+    cells = tuple(
+        _cell(workdir, book, entry, cfg, cost, guards.unlike(costs[0], cost, book.axis, changes_of(entry)))
+        for entry, cfg, cost in zip(book.cells, configs, costs, strict=True)
+    )
     split = book.metric.rpartition('/')[0]
     recorded = {key for cell in cells for result in cell.runs for key in (*result.series, *result.final)}
     known = [f'{split}/{name}' for name in metrics.METRICS if f'{split}/{name}' in recorded]
     return Results(book, cells, tuple(sorted(known, key=lambda key: key != book.metric)))
 
 
-def _cell(workdir: epath.PathLike, entry: ledger.Entry, seeds: tuple[int, ...]) -> CellResult:
-    results = tuple(_run(run) for run in ledger.runs_of(workdir, entry.id, seeds))
+def changes_of(entry: ledger.Entry) -> dict[str, Any]:
+    """Field → value of a cell, of all that it sets and all that follows."""
+    followed = {field: pair[1] for changes in (entry.derived, entry.further) for field, pair in changes.items()}
+    return {**entry.overrides, **followed}
+
+
+def _config(book: ledger.Ledger, entry: ledger.Entry) -> Config | None:
+    values: dict[str, Any] = copy.deepcopy(dict(book.baseline))
+    try:
+        for field, value in changes_of(entry).items():
+            *groups, name = field.split('.')
+            node = values
+            for group in groups:
+                node = node[group]
+            node[name] = value
+        return config_lib.from_dict(values)
+    except (KeyError, TypeError, UserError):
+        return None
+
+
+def _cost(entry: ledger.Entry, cfg: Config | None) -> Cost:
+    """What a run of the cell takes, so far as it can be said without preparing data."""
+    flops = tokens = None
+    if cfg is not None:
+        with contextlib.suppress(UserError):
+            if count.at_hand(cfg):
+                flops, tokens = count.train_flops(cfg), count.train_tokens(cfg)
+    return Cost(entry.parameters, flops, tokens, cfg.train.batch_size if cfg else 0)
+
+
+def _cell(
+    workdir: epath.PathLike,
+    book: ledger.Ledger,
+    entry: ledger.Entry,
+    cfg: Config | None,
+    cost: Cost,
+    unlike: Mapping[str, float],
+) -> CellResult:
+    results = tuple(_run(run) for run in ledger.runs_of(workdir, entry.id, book.seeds))
     values: dict[str, list[float]] = {}
     for result in results:
         for key, (_, value) in result.final.items():
@@ -81,6 +134,9 @@ def _cell(workdir: epath.PathLike, entry: ledger.Entry, seeds: tuple[int, ...]) 
     seconds = [result.seconds for result in results if result.run.state == 'done' and result.seconds is not None]
     return CellResult(
         entry=entry,
+        config=cfg,
+        cost=cost,
+        unlike=unlike,
         runs=results,
         summaries={key: stats.summarise(found) for key, found in values.items()},
         seconds=sum(seconds) / len(seconds) if seconds else None,

@@ -67,7 +67,7 @@ def data_sizes(cfg: Config) -> tuple[int, int]:
     """
     classified = cfg.model.family == 'classifier'
     vocab_size, num_classes = cfg.model.vocab_size, cfg.model.head.num_classes if classified else 0
-    if not _asks_data(cfg):
+    if not asks_data(cfg):
         return vocab_size, num_classes
     from jaxformer.data import corpus
 
@@ -75,13 +75,27 @@ def data_sizes(cfg: Config) -> tuple[int, int]:
     return vocab_size or len(found.vocab), num_classes or (len(found.classes) if classified else 0)
 
 
-def _asks_data(cfg: Config) -> bool:
+def at_hand(cfg: Config) -> bool:
+    """Whether the cost can be said without preparing data.
+
+    Raises:
+      UserError: what the data are made of is not there.
+    """
+    if not asks_data(cfg):
+        return True
+    from jaxformer.data import corpus
+
+    return corpus.prepared_directory(cfg.data).exists()
+
+
+def asks_data(cfg: Config) -> bool:
+    """Whether the configuration leaves the number of symbols or of classes to the data."""
     return not cfg.model.vocab_size or (cfg.model.family == 'classifier' and not cfg.model.head.num_classes)
 
 
 def _batches(cfg: Config) -> tuple[tuple[float, ...], float]:
     """(share of the batches in each bucket, labels per batch)."""
-    if _asks_data(cfg):
+    if asks_data(cfg):
         return _epoch(cfg.data, cfg.train.batch_size)
     largest = cfg.data.buckets[-1]
     return (0.0,) * (len(cfg.data.buckets) - 1) + (1.0,), float(cfg.train.batch_size * largest[-1])

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxformer.ablate import collect, curves, metrics, resample
+from jaxformer.ablate import collect, metrics, resample
+from jaxformer.ablate.shown import row_name
 from jaxformer.errors import UserError
 from jaxformer.train import per_example
 
@@ -120,7 +121,7 @@ def sentences(results: collect.Results, measured: Measured) -> list[str]:
         return []
     title = metrics.title(results.ledger.metric)
     missing = {
-        f'{curves.row_name(cell.index)} {results.cells[cell.index].entry.label}': cell.reason
+        row_name(cell.index, results.cells[cell.index].entry.label): cell.reason
         for cell in measured.cells
         if cell.value is None
     }
@@ -135,12 +136,12 @@ def sentences(results: collect.Results, measured: Measured) -> list[str]:
 
 
 def rows(results: collect.Results, measured: Measured) -> list[tuple[str, str, str, str]]:
-    """(row, interval, difference, whether it leaves 0 out) of each cell that has one, heading first; else empty."""
+    """(row, interval, difference, its sign in words) of each cell that has an interval, below a heading; else empty."""
     known = metrics.lookup(results.ledger.metric)
     unit = ' %' if known.percent else ''
     found = [
         (
-            curves.row_name(cell.index),
+            row_name(cell.index),
             f'{known.number(cell.value.value)} [{known.number(cell.value.low)}, {known.number(cell.value.high)}]',
             _shown(known, cell.difference),
             _verdict(known, cell.difference),
@@ -149,7 +150,7 @@ def rows(results: collect.Results, measured: Measured) -> list[tuple[str, str, s
         if cell.value
     ]
     title = metrics.title(results.ledger.metric)
-    return [('', f'{title}{unit}', f'difference{unit}', ''), *found] if found else []
+    return [('row', f'{title}{unit}', f'difference{unit}', 'on these examples'), *found] if found else []
 
 
 def _shown(known: metrics.Metric, difference: Interval | None) -> str:
@@ -163,10 +164,8 @@ def _verdict(known: metrics.Metric, difference: Interval | None) -> str:
     if difference is None:
         return ''
     if difference.low <= 0 <= difference.high:
-        return 'these examples leave the sign open'
-    return (
-        'better on these examples' if (difference.high < 0) == (known.better == 'lower') else 'worse on these examples'
-    )
+        return 'better or worse'
+    return 'better' if (difference.high < 0) == (known.better == 'lower') else 'worse'
 
 
 def _of_cell(cell: collect.CellResult, key: str) -> tuple[dict[int, _Run], str]:

@@ -172,7 +172,7 @@ def as_text(plan: Plan, workdir: epath.PathLike, seeds: int) -> str:
         if cell['further']
     ]
     lines += [
-        f'note: {cell["label"]!r} is no equal of the baseline in {guards.described(cell["unlike"])}'
+        f'note: {cell["label"]!r} is not held equal to the baseline: {guards.described(cell["unlike"])}'
         for cell in content['cells']
         if cell['unlike']
     ]

@@ -3,6 +3,7 @@ for (const table of document.querySelectorAll('table.results')) {
   const headings = [...table.tHead.rows[0].cells];
   const body = table.tBodies[0];
   const original = [...body.rows];
+  const said = table.closest('section').querySelector('[role=status]');
   const following = { none: 'ascending', ascending: 'descending', descending: 'none' };
 
   const compare = (column, sign) => (left, right) => {
@@ -19,6 +20,7 @@ for (const table of document.querySelectorAll('table.results')) {
       heading.setAttribute('aria-sort', order);
       const sign = order === 'ascending' ? 1 : -1;
       body.append(...(order === 'none' ? original : [...original].sort(compare(column, sign))));
+      said.textContent = order === 'none' ? 'Rows in their own order' : `Sorted by ${heading.innerText}, ${order}`;
     });
   });
 }

@@ -7,7 +7,8 @@ the t test of paired differences on the metric that the grid is judged by, with 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jaxformer.ablate import collect, curves, metrics, stats
+from jaxformer.ablate import collect, metrics, stats
+from jaxformer.ablate.shown import row_name
 
 ALPHA = 0.05
 """Share of grids without any real difference in which at least one would be called separated."""
@@ -74,7 +75,7 @@ def sentences(results: collect.Results) -> list[str]:
 def _sentence(results: collect.Results, verdict: Verdict) -> str:
     metric = metrics.lookup(results.ledger.metric)
     found = verdict.difference
-    name = f'{curves.row_name(verdict.index)} {results.cells[verdict.index].entry.label}'
+    name = row_name(verdict.index, results.cells[verdict.index].entry.label)
     if verdict.p is None:
         return f'Nothing can be said: {name}: {_reason(metric, found)}.'
     assert found.mean is not None and found.half_width is not None
@@ -102,5 +103,10 @@ def _values(cell: collect.CellResult, key: str) -> dict[int, float]:
     return {seed: value for seed, value in finals.items() if value is not None}
 
 
+def probability(p: float) -> str:
+    """'0.031', '< 0.001'."""
+    return '< 0.001' if p < 0.001 else f'{p:.3f}'
+
+
 def _p(p: float) -> str:
-    return 'p < 0.001' if p < 0.001 else f'p = {p:.3f}'
+    return f'p {probability(p)}' if p < 0.001 else f'p = {probability(p)}'

@@ -31,6 +31,15 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
+_LONGEST_LABEL = 22  # characters; in a figure longer ones shrink the curves too far, their number in the table does
+
+
+def row_name(index: int, label: str = '', short: bool = False) -> str:
+    """How a cell is called: 'base', '(1)', or with its label '(1) d_k=16'; with `short` only a label that is short."""
+    name = 'base' if index == 0 else f'({index})'
+    return f'{name} {label}'.strip() if not short or (index and len(label) <= _LONGEST_LABEL) else name
+
+
 def changes(pairs: Mapping[str, Sequence[Any]]) -> str:
     """'d_k=16 d_v=16' of {field: (baseline's value, this cell's value)}."""
     return ' '.join(f'{name}={show(pairs[field][1])}' for field, name in short_names(pairs).items())

@@ -82,6 +82,11 @@ class Page:
         self.call('Input.dispatchKeyEvent', type='keyDown', text=text, **common)
         self.call('Input.dispatchKeyEvent', type='keyUp', **common)
 
+    def click(self, x: float, y: float) -> None:
+        """Presses and releases the left button of the mouse there."""
+        for event in ('mousePressed', 'mouseReleased'):
+            self.call('Input.dispatchMouseEvent', type=event, x=x, y=y, button='left', clickCount=1)
+
     def names(self, role: str) -> list[str]:
         """Accessible names of the elements of a role."""
         nodes = self.call('Accessibility.getFullAXTree')['nodes']

@@ -169,8 +169,8 @@ def test_cells_that_cost_something_else_are_noted(tmp_path):
     ]
     assert [cell.cost.tokens for cell in grid.cells] == [896, 896, 1792]
     text = plan.as_text(grid, tmp_path / 'grid', 1)
-    assert "note: 'd_k=16' is no equal of the baseline in FLOPs -75.0%" in text
-    assert 'in parameters -50.0%, tokens seen +100.0%, effective batch +100.0%' in text
+    assert "note: 'd_k=16' is not held equal to the baseline: FLOPs -75.0%" in text
+    assert 'baseline: parameters -50.0%, tokens seen +100.0%, effective batch +100.0%' in text
     content = json.loads(json.dumps(plan.as_json(grid, tmp_path / 'grid', 1)))['cells'][2]
     assert (content['parameters'], content['flops'], content['batch']) == (4000, 25_600, 32)
     assert content['unlike'] == {'parameters': -0.5, 'tokens': 1.0, 'batch': 1.0}

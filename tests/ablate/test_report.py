@@ -1,26 +1,15 @@
 import csv
 import io
 import json
-import re
 
-import browser
 import pytest
 import standin
 
 from jaxformer import files
-from jaxformer.ablate import collect, curves, launch, plan, report
-from jaxformer.errors import RunError, UserError
+from jaxformer.ablate import collect, examples, launch, plan, report
+from jaxformer.errors import UserError
 
 CELLS = "product({'model.num_heads': (8, 1, 16)})"  # d_k 64, 512 and 32
-
-
-@pytest.fixture
-def workdir(tmp_path):
-    """A grid of 3 cells × 3 seeds of which the last cell failed, with markup in the reason."""
-    grid = standin.make_plan(tmp_path, CELLS)
-    train = standin.Standin(fail={32: RunError('loss <b>nan</b> & more')})
-    launch.run(grid, tmp_path / 'grid', 3, train, say=lambda line: None)
-    return tmp_path / 'grid'
 
 
 def rows(workdir):
@@ -50,10 +39,14 @@ def test_blank_is_as_in_the_base_and_derived_fields_are_shown(workdir):
     assert dict(zip(head, one[1:], strict=True))['d_k'] == '512'
 
 
-def test_what_follows_from_the_fields_stands_beside_them(workdir):
+def test_what_follows_from_the_fields_stands_behind_all_else(workdir):
     report.write(workdir)
     head = next(line for line in (workdir / 'report.md').read_text().splitlines() if line.startswith('|  |'))
-    assert head.strip('| ').split(' | ')[:5] == ['num_heads', 'num_kv_heads', 'd_k', 'd_v', 'dev PER % ↓']
+    titles = head.strip('| ').split(' | ')
+    assert titles[:4] == ['num_heads', 'dev PER % ↓', 'Δ dev PER', 'p (Holm)']
+    assert titles[-3:] == ['num_kv_heads', 'd_k', 'd_v']
+    follow = 'num_heads 8 → 1 (set); model.num_kv_heads 8 → 1 (follows); model.d_k 64 → 512 (follows)'
+    assert f'- (1) num_heads=1: model.{follow}' in (workdir / 'report.md').read_text()
 
 
 def test_what_was_neither_counted_nor_timed_is_no_blank(tmp_path):
@@ -173,19 +166,30 @@ def test_figures_of_others_stand_beside_ours_and_notes_below(tmp_path):
     assert '<td class="reference" data-order="4.92">4.92</td>' in html
 
 
-def test_the_largest_deviation_in_parameters_is_stated(tmp_path):
-    counts = {8: 1000, 1: 1009, 16: 985}
-    grid = plan.resolve(plan.read(standin.grid_file(tmp_path, CELLS)), count=lambda cfg: counts[cfg.model.num_heads])
-    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
-    assert dict(report.lint(collect.collect(tmp_path / 'grid')))['parameters'] == (
-        'base 1,000; largest deviation -1.50%, (2); beyond 1%: (2)'
-    )
-    counts[16] = 992
-    grid = plan.resolve(plan.read(standin.grid_file(tmp_path, CELLS)), count=lambda cfg: counts[cfg.model.num_heads])
-    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
-    assert dict(report.lint(collect.collect(tmp_path / 'grid')))['parameters'] == (
-        'base 1,000; largest deviation +0.90%, (1); none beyond 1%'
-    )
+def test_differences_and_their_p_stand_in_the_table(workdir):
+    report.write(workdir)
+    row = rows(workdir)[1]
+    lines = (workdir / 'report.md').read_text().splitlines()
+    head, _, base, one, two = (line[2:-2].split(' | ') for line in lines if line.startswith('| '))
+    shown = {line[0]: dict(zip(head, line, strict=True)) for line in (base, one, two)}
+    mean, width = float(row['difference']), float(row['difference half_width'])
+    assert shown['(1)']['Δ dev PER'] == f'{100 * mean:+.2f} ± {100 * width:.2f}'
+    assert shown['(1)']['p (Holm)'] == f'{float(row["p corrected"]):.3f}' if row['p corrected'] else '–'
+    assert (shown['base']['Δ dev PER'], shown['(2)']['Δ dev PER']) == ('', '–')
+
+
+def test_what_the_examples_leave_open_is_in_every_format(whole):
+    report.write(whole)
+    markdown, html = ((whole / f'report.{name}').read_text() for name in ('md', 'html'))
+    measured = examples.measure(collect.collect(whole))
+    table = examples.rows(collect.collect(whole), measured)
+    assert len(table) == 3
+    for line in table:
+        assert f'| {" | ".join(line)} |' in markdown and all(text in html for text in line)
+    assert 'measured on these 40 examples' in markdown and 'measured on these 40 examples' in html
+    assert float(rows(whole)[1]['difference examples low']) == measured.cells[1].difference.low
+    assert rows(whole)[0]['difference examples low'] == rows(whole)[2]['examples low'] == ''
+    assert '(2) num_heads=16: no finished run has it' in markdown
 
 
 def test_no_grid_no_report(tmp_path):
@@ -205,77 +209,3 @@ def test_pauses_do_not_count_as_time(workdir):
     )
     assert result.seconds == 30 + len((path / 'metrics.jsonl').read_text().splitlines()) - 1 + 5
     assert result.versions == ('0.1.0', '0.2.0')
-
-
-def test_the_mean_curve_has_only_steps_that_all_runs_have():
-    assert curves.mean_curve([[(1, 2.0), (2, 4.0), (3, 9.0)], [(1, 4.0), (3, 1.0)]]) == [(1, 3.0), (3, 5.0)]
-    assert curves.mean_curve([]) == []
-
-
-@pytest.mark.parametrize('positions', [[5.0, 5.0, 5.1, 0.0], [9.9, 10.0, 9.8], list(range(30))])
-def test_labels_are_moved_apart_in_their_order(positions):
-    moved = curves.spread(positions, 1.0, 0.0, 10.0)
-    gap = min(1.0, 10.0 / (len(positions) - 1))
-    ordered = [moved[index] for index in sorted(range(len(positions)), key=lambda index: positions[index])]
-    assert all(high - low >= gap - 1e-9 for low, high in zip(ordered, ordered[1:], strict=False))
-    assert min(moved) >= -1e-9
-    assert max(moved) <= 10.0 + 1e-9
-
-
-def test_the_page_names_its_figures_and_refers_to_nothing_outside(workdir):
-    report.write(workdir)
-    html = (workdir / 'report.html').read_text()
-    ids = re.findall(r'\bid="([^"]+)"', html)
-    assert len(ids) == len(set(ids))
-    assert set(re.findall(r'(?:url\(|href=")#([^")]+)', html)) <= set(ids)
-    assert not re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', html)
-    assert html.count('<svg') == html.count('role="img"') == html.count('<desc') == 6
-    assert '#0abc' not in html
-
-
-@pytest.mark.skipif(browser.EXECUTABLE is None, reason='no Chromium is installed (apt-get install chromium)')
-def test_the_page_in_a_browser(workdir, tmp_path):
-    page_path = report.write(workdir)['html']
-    with browser.open_page(tmp_path / 'profile') as page:
-        backgrounds = {}
-        for width in (390, 1440):
-            for scheme in ('light', 'dark'):
-                page.open(page_path, width, scheme=scheme)
-                page.screenshot(tmp_path / f'report-{width}-{scheme}.png')
-                assert page.requests == [f'file://{page_path}']
-                assert page.errors == []
-                assert page.evaluate('document.documentElement.scrollWidth <= innerWidth')
-                backgrounds[scheme] = page.evaluate('getComputedStyle(document.body).backgroundColor')
-        assert backgrounds['light'] != backgrounds['dark']
-
-        assert any(name.startswith('Dev PER by step') for name in page.names('image'))
-        assert page.names('table') == ['Results']
-        column = page.evaluate("[...document.querySelectorAll('thead th')].findIndex(h => h.innerText.includes('PER'))")
-        order = (
-            f'[...document.querySelectorAll("tbody tr")].map(r => [r.cells[0].innerText, r.cells[{column}].innerText])'
-        )
-        sort = f'document.querySelectorAll("thead th")[{column}].getAttribute("aria-sort")'
-        original = page.evaluate(order)
-        page.evaluate(f'document.querySelectorAll("thead button")[{column}].focus()')
-        page.press('Enter', 13, '\r')
-        assert page.evaluate(sort) == 'ascending'
-        ascending = page.evaluate(order)
-        assert [name for name, _ in ascending] == ['(1)', 'base', '(2)']  # what has no value is last
-        page.press('Enter', 13, '\r')
-        assert page.evaluate(sort) == 'descending'
-        assert [name for name, _ in page.evaluate(order)] == ['base', '(1)', '(2)']
-        page.press('Enter', 13, '\r')
-        assert page.evaluate(sort) == 'none'
-        assert page.evaluate(order) == original
-        assert page.errors == []
-
-
-@pytest.mark.skipif(browser.EXECUTABLE is None, reason='no Chromium is installed (apt-get install chromium)')
-def test_the_browser_test_would_notice(tmp_path):
-    (tmp_path / 'bad.html').write_text(
-        '<img src="http://127.0.0.1:9/x.png"><script>console.error("oh"); nope()</script>'
-    )
-    with browser.open_page(tmp_path / 'profile') as page:
-        page.open(tmp_path / 'bad.html', 390)
-        assert 'http://127.0.0.1:9/x.png' in page.requests
-        assert len(page.errors) >= 2

@@ -6,7 +6,7 @@ import pytest
 import standin
 from markupsafe import escape
 
-from jaxformer.ablate import collect, launch, report, separation
+from jaxformer.ablate import collect, examples, launch, report, separation
 
 CELLS = "product({'model.num_heads': (8, 1, 4, 16)})"
 SEEDS = 5
@@ -41,8 +41,8 @@ def test_the_text_says_what_separates_and_what_does_not(tmp_path):
     assert worse.startswith('Separated: (1) num_heads=1 is worse by 3.04 ± 0.14 (n = 5, p ')
     assert better.startswith('Separated: (3) num_heads=16 is better by 1.04 ± 0.14')
     assert same.startswith('Not separated: (2) num_heads=4 differs by -0.02 ± 1.21 (n = 5, p ')
-    markdown = report.as_markdown(results)
-    html = report.as_html(results)
+    markdown = report.as_markdown(results, examples.measure(results))
+    html = report.as_html(results, examples.measure(results))
     assert all(line in markdown and escape(line) in html for line in text)
 
 
@@ -66,7 +66,7 @@ def test_one_seed_says_nothing(tmp_path):
     assert [one.state for one in separation.judge(results)] == ['nothing to say'] * 3
     assert len(separation.sentences(results)) == 1
     assert 'Nothing can be said' in separation.sentences(results)[0]
-    assert 'separated' not in report.as_markdown(results).lower()
+    assert 'separated' not in report.as_markdown(results, examples.measure(results)).lower()
 
 
 def test_two_seeds_are_said_to_give_an_interval_and_do(tmp_path):
