@@ -152,7 +152,7 @@ def as_html(results: collect.Results, measured: examples.Measured) -> str:
     )
     table = tables.build(results)
     return environment.get_template('report.html').render(
-        style=Markup((here / 'report.css').read_text()),
+        style=Markup(''.join((here / name).read_text() for name in ('report.css', 'tables.css'))),
         script=Markup((here / 'report.js').read_text()),
         name=results.ledger.name,
         docstring=results.ledger.docstring,
@@ -180,7 +180,9 @@ def summary_line(results: collect.Results) -> str:
     """'4 cells × 3 seeds: 11 runs done, 1 failed'."""
     states = [result.run.state for cell in results.cells for result in cell.runs]
     counts = ', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(sorted(states)))
-    return f'{len(results.cells)} cells × {len(results.ledger.seeds)} seeds, {len(states)} runs: {counts}.'
+    cells, seeds = len(results.cells), len(results.ledger.seeds)
+    sizes = f'{cells} cell{"s" * (cells > 1)} × {seeds} seed{"s" * (seeds > 1)}'
+    return f'{sizes}, {len(states)} run{"s" * (len(states) > 1)}: {counts}.'
 
 
 def describe(item: Unfinished) -> str:
