@@ -1,6 +1,6 @@
 """The Slurm launcher on a real Slurm, which this file starts (local_slurm.py) and stops again.
 
-Two runs are under way all the time: one is stopped by hand, one comes to its time limit; a grid of eight runs beside
+Two grids are under way all the time: one is stopped by hand, one comes to its time limit; a grid of eight runs beside
 them. As long as a file `slow` lies beside its grid file, a run waits before each line of metrics, so that there is time
 to do something to it however fast or busy the machine is.
 """
@@ -38,9 +38,10 @@ SLOW = Path(__file__).with_name('slow')
 write = writer.MetricWriter.write
 
 
-def paced(*args, **kwargs):
-    time.sleep(0.1 if SLOW.exists() else 0)
-    write(*args, **kwargs)
+def paced(self, step, *args, **kwargs):
+    if SLOW.exists():
+        time.sleep(0.1 if step < 100 else 1)
+    write(self, step, *args, **kwargs)
 
 
 if 'SUBMITIT_EXECUTOR' in os.environ:  # in a task, not where the grid is looked at
@@ -90,17 +91,17 @@ class Grid:
 
     @property
     def log(self):
-        """Of the first task."""
+        """Of the first task, where there are several."""
         return next(iter(sorted((self.workdir / 'slurm').glob('*_log.out'))), None)
 
     @property
     def run(self):
-        """The directory of the only run."""
-        return next(self.workdir.glob('cells/*/seed-*'))
+        """The directory of the first task's run, in a grid of one cell."""
+        return next(self.workdir.glob('cells/*/seed-0'))
 
     def lines(self):
         """Of its metrics, about the training."""
-        found = list(self.workdir.glob('cells/*/seed-*/metrics.jsonl'))
+        found = list(self.workdir.glob('cells/*/seed-0/metrics.jsonl'))
         rows = found[0].read_bytes().split(b'\n')[:-1] if found else []
         return [line for line in map(json.loads, rows) if 'train/loss' in line]
 
@@ -115,7 +116,7 @@ class Grid:
         return not set(self.jobs) & slurm.queue().keys()
 
 
-def until(happened, seconds=120):
+def until(happened, seconds=300):
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, happened
@@ -137,9 +138,10 @@ def cluster():
 
 @pytest.fixture(scope='module')
 def by_hand(cluster, tmp_path_factory):
-    """A run that has begun, without a time limit."""
+    """An array of two runs, without a time limit."""
     grid = Grid(tmp_path_factory.mktemp('hand'), "{'model.d_k': (4,)}", STEPS)
-    assert grid.command('wait=false,mem_gb=0.5,cpus_per_task=2,sbatch.comment=by hand, not by clock') == 0
+    options = 'wait=false,mem_gb=0.5,cpus_per_task=2,sbatch.comment=by hand, not by clock'
+    assert grid.command(options, '--seeds=2') == 0
     return grid
 
 
@@ -162,10 +164,10 @@ def straight(cluster, tmp_path_factory):
     return metrics, [line['train/loss'] for line in grid.lines()]
 
 
-def assert_went_on_in_place(grid, straight, restarts):
+def assert_went_on_in_place(grid, straight, restarts, runs=1):
     """One directory, one log, one series of metrics, and the numbers of a run that nothing happened to."""
-    assert [path.name for path in grid.workdir.glob('cells/*/*')] == ['seed-0']
-    assert len([*(grid.workdir / 'slurm').glob('*_log.out')]) == 1
+    assert sorted(path.name for path in grid.workdir.glob('cells/*/*')) == [f'seed-{seed}' for seed in range(runs)]
+    assert len([*(grid.workdir / 'slurm').glob('*_log.out')]) == runs
     assert grid.restarts() == list(range(restarts + 1))
     lines = grid.lines()
     assert [line['step'] for line in lines] == list(range(1, STEPS + 1))
@@ -209,28 +211,30 @@ def test_an_array_does_a_grid_and_outlives_a_task(by_hand, by_clock, tmp_path, c
 
 
 def test_a_time_limit_saves_and_the_task_goes_on_in_place(by_clock, straight):
-    until(lambda: by_clock.restarts()[-1:] == [1])
+    until(lambda: by_clock.restarts()[-1:] > [0])
     by_clock.slow.unlink()
     until(by_clock.is_over)
-    assert_went_on_in_place(by_clock, straight, restarts=1)
+    assert_went_on_in_place(by_clock, straight, by_clock.restarts()[-1])  # 1, or more on a machine that is busy
 
 
 def test_signals_and_requeues_go_on_in_place(by_hand, straight):
-    """The script of the job runs three times, with the same index in the array and a count of restarts."""
-    [job] = by_hand.jobs
+    """The script of a job runs three times, with the same index in the array and a count of restarts."""
+    task = f'{by_hand.jobs[0]}_0'
     until(lambda: by_hand.last_step() > 2)
-    do('scancel', '--signal=USR2', job)
+    do('scancel', '--signal=USR2', task)
     until(lambda: by_hand.restarts() == [0, 1])
     reached = by_hand.last_step()
     until(lambda: by_hand.last_step() > reached + 2)
-    do('scontrol', 'requeue', job)
+    do('scontrol', 'requeue', task)
     until(lambda: by_hand.restarts() == [0, 1, 2])
     by_hand.slow.unlink()
     until(by_hand.is_over)
-    assert_went_on_in_place(by_hand, straight, restarts=2)
-    shown = do('scontrol', 'show', 'job', job)
-    assert {'JobState=COMPLETED', 'Restarts=2', 'CPUs/Task=2', 'MinMemoryNode=512M'} <= set(shown.split())
+    assert_went_on_in_place(by_hand, straight, restarts=2, runs=2)
+    shown = do('scontrol', 'show', 'job', task)
+    expected = {'JobState=COMPLETED', 'ArrayTaskId=0', 'Restarts=2', 'CPUs/Task=2', 'MinMemoryNode=512M'}
+    assert expected <= set(shown.split())
     assert 'Comment=by hand, not by clock' in shown
+    assert 'Restarts=0' in do('scontrol', 'show', 'job', f'{by_hand.jobs[0]}_1')  # nobody told it anything
     report = by_hand.workdir / 'report.md'  # nobody waited who would have written it
     assert report.stat().st_mtime >= (by_hand.run / 'status.json').stat().st_mtime
 
