@@ -12,18 +12,16 @@
 
 import contextlib
 import dataclasses
-import importlib
 import math
 import os
 import time
 import traceback
-import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from etils import epath
 
-from jaxformer import claims, config, files
+from jaxformer import claims, files
 from jaxformer.ablate import ledger, metrics, plan
 from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
@@ -39,14 +37,16 @@ Whoever starts workers sets it, and writes the report."""
 Result = Mapping[str, Any] | Exception
 
 
-class Cohort(Protocol):
-    """Trains several runs together; `jaxformer.ablate.cohort` is one."""
+@dataclasses.dataclass(frozen=True)
+class Cohort:
+    """How runs are trained together; by default that of `jaxformer.ablate.cohort`.
 
-    def program(self, cfg: Config, /) -> Hashable:
-        """Equal for runs that can be trained together."""
+    `program`: equal for runs that can be. `train`: starts or resumes runs, to their ends; of each one its final
+    metrics, or why there are none. It may return the outcomes of the first few only, and leaves the others open.
+    """
 
-    def train(self, configs: Sequence[Config], workdirs: Sequence[epath.Path], /) -> Sequence[Result]:
-        """Starts or resumes the runs, to their ends; of each one its final metrics, or why there are none."""
+    program: Callable[[Config], Hashable]
+    train: Callable[[Sequence[Config], Sequence[epath.Path]], Sequence[Result]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,35 +124,10 @@ def prepare(
     return planned
 
 
-class Alone:
-    """A cohort of one run at a time, by any function that trains one."""
-
-    def __init__(self, train: Callable[[Config, epath.Path], Mapping[str, Any]]) -> None:
-        self._train = train
-
-    def program(self, cfg: Config, /) -> Hashable:
-        return config.config_hash(cfg)
-
-    def train(self, configs: Sequence[Config], workdirs: Sequence[epath.Path], /) -> list[Result]:
-        results: list[Result] = []
-        for cfg, workdir in zip(configs, workdirs, strict=True):
-            try:
-                results.append(self._train(cfg, workdir))
-            except Preempted:
-                raise
-            except Exception as error:
-                results.append(error)
-        return results
-
-
 def _default_cohort() -> Cohort:
-    with contextlib.suppress(ModuleNotFoundError):
-        cohort: Any = importlib.import_module('jaxformer.ablate.cohort')
-        if hasattr(cohort, 'Trainer'):
-            return types.SimpleNamespace(program=cohort.program, train=cohort.Trainer().train)  # type: ignore
-    from jaxformer.train.loop import train
+    from jaxformer.ablate import cohort
 
-    return Alone(train)
+    return Cohort(cohort.program, cohort.Trainer().train)
 
 
 class _Worker:
@@ -240,7 +215,11 @@ class _Worker:
             results = self._cohort.train([item.config for item in group], [item.path for item in group])
         except (KeyboardInterrupt, Preempted) as error:
             for item, earlier in zip(group, before, strict=True):
-                if ledger.read_run(item.path).state == 'failed' != earlier.state:  # what a loop was thrown out of
+                state = ledger.read_run(item.path).state
+                if state == 'done':
+                    self._settle(item, 'finished', 'done')
+                    continue
+                if state == 'failed' != earlier.state:  # so a loop calls what it was thrown out of
                     with contextlib.suppress(UserError, RunError):
                         ledger.mark(item.path, 'preempted', 'interrupted', item.config.train.num_steps)
                 self._say(f'{self._names[item.path]}: stopped ({str(error) or "interrupted"})')
@@ -248,9 +227,9 @@ class _Worker:
         except Exception as error:  # what nobody foresaw, of all of them
             results = [error] * len(group)
         seconds = time.monotonic() - start
-        together = f' ({len(group)} together)' if len(group) > 1 else ''
+        together = f' ({len(results)} together)' if len(results) > 1 else ''
         verdicts = []
-        for item, earlier, result in zip(group, before, results, strict=True):
+        for item, earlier, result in zip(group, before, results, strict=False):
             if isinstance(result, Exception):
                 verdict, text = _after(item, earlier, result)
             else:

@@ -52,6 +52,23 @@ def make_plan(directory: Path, cells: str, extra: str = '', name: str = 'heads')
     return plan.resolve(grid, count=lambda cfg: 1000 * cfg.model.num_heads)
 
 
+def each(train: Callable) -> launch.Cohort:
+    """A cohort that trains one run after the other by `train(cfg, workdir)`."""
+
+    def train_all(configs, workdirs):
+        results = []
+        for cfg, workdir in zip(configs, workdirs, strict=True):
+            try:
+                results.append(train(cfg, workdir))
+            except Preempted:
+                raise
+            except Exception as error:
+                results.append(error)
+        return results
+
+    return launch.Cohort(config_lib.config_hash, train_all)
+
+
 @dataclasses.dataclass
 class Standin:
     """`fail` maps d_k to the exception raised half way; `started` lists (d_k, seed, first step) of each call.
@@ -68,7 +85,7 @@ class Standin:
 
     def train(self, configs, workdirs):
         self.groups.append(len(configs))
-        return launch.Alone(self).train(configs, workdirs)
+        return each(self).train(configs, workdirs)
 
     def __call__(self, cfg: config_lib.Config, workdir: epath.Path) -> dict[str, float]:
         with claims.hold(workdir), stop_signals() as stop:

@@ -13,6 +13,7 @@ import standin
 from jaxformer import claims, files
 from jaxformer.ablate import launch, ledger, plan
 from jaxformer.errors import RunError, UserError
+from jaxformer.train.signals import Preempted
 
 TWO_BY_THREE = "product({'model.num_heads': (8, 4), 'model.d_k': (64, 16, 24)})"
 
@@ -149,7 +150,7 @@ def test_a_resume_that_fails_is_a_failure_and_no_preemption(tmp_path):
             raise RunError('no whole checkpoint')
         return standin.Standin()(cfg, workdir)
 
-    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, launch.Alone(train))
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, standin.each(train))
     assert outcome == launch.Outcome(finished=1, present=0, others=0, failed=1, stopped=False)
 
 
@@ -162,7 +163,7 @@ def test_a_run_that_another_process_finishes_first_stays_done(tmp_path):
         finish(cfg, workdir)
         raise claims.BusyError('another live process uses this directory')
 
-    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, launch.Alone(refused))
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, standin.each(refused))
     assert (outcome.others, outcome.failed) == (1, 0)
     assert ledger.read_run(plan.runs(grid, tmp_path / 'grid', 1)[0].path).state == 'done'
 
@@ -211,7 +212,7 @@ def test_a_claim_lost_to_another_process_is_no_failure(tmp_path):
             raise lost.pop()
         return standin.Standin()(cfg, workdir)
 
-    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, launch.Alone(train))
+    outcome, _ = run_quietly(grid, tmp_path / 'grid', 1, standin.each(train))
     assert outcome == launch.Outcome(finished=1, present=0, others=0, failed=0, stopped=False)
 
 
@@ -231,7 +232,6 @@ def test_a_signal_while_it_waits_stops_it(tmp_path):
     (item,) = plan.runs(grid, tmp_path / 'grid', 1)
     item.path.mkdir(parents=True)
 
-
     def say(line):
         if 'waits for' in line:
             threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -239,3 +239,30 @@ def test_a_signal_while_it_waits_stops_it(tmp_path):
     with claims.hold(item.path):
         outcome = launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=say, poll=60.0)
     assert (outcome.stopped, outcome.exit_code) == (True, 143)
+
+
+def test_a_cohort_may_do_the_first_few_and_leave_the_others_open(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16, 24)})")
+    train = standin.Standin()
+    sizes = []
+
+    def two(configs, workdirs):
+        sizes.append(len(configs))
+        return train.train(configs[:2], workdirs[:2])
+
+    outcome, lines = run_quietly(grid, tmp_path / 'grid', 1, launch.Cohort(lambda cfg: 'one', two))
+    assert (outcome.finished, sizes) == (3, [3, 1]) and '(2 together)' in lines[0]
+
+
+def test_stopped_in_the_second_of_a_group_the_first_is_done(tmp_path):
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16, 24)})")
+
+    def train(cfg, workdir):
+        if cfg.model.d_k == 16:
+            raise Preempted('SIGTERM')
+        return standin.Standin()(cfg, workdir)
+
+    one_program = launch.Cohort(lambda cfg: 'one', standin.each(train).train)
+    outcome, lines = run_quietly(grid, tmp_path / 'grid', 1, one_program)
+    assert outcome == launch.Outcome(finished=1, present=0, others=0, failed=0, stopped=True)
+    assert ': done' in lines[0] and ': stopped (SIGTERM)' in lines[1]
