@@ -15,6 +15,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from types import FrameType
 
@@ -35,10 +36,16 @@ def work(arguments: Sequence[str], workdir: str, report: bool) -> None:
     os.environ[launch.WORKER] = os.environ.get('SLURM_ARRAY_TASK_ID', '0')
     restarts = int(os.environ.get('SLURM_RESTART_COUNT', '0'))
     print(f'restart {restarts}: jaxformer {" ".join(arguments)}', flush=True)
-    signals = Signals()
     before = _steps(workdir)
-    status = _command(arguments)
-    if signals.requeue and status == Preempted.exit_status:
+    signals = Signals()
+    try:
+        status = _command(arguments)
+    except Exception:
+        if not signals.requeue:
+            raise
+        traceback.print_exc()  # the end that a signal made may come out of foreign code as another exception
+        status = Preempted.exit_status
+    if signals.requeue and not _is_over(workdir):
         if restarts >= IDLE_RESTARTS and _steps(workdir) == before:
             print(f'not put back into the queue: restart {restarts}, and not a step further; raise the time limit')
         else:
