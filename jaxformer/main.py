@@ -28,7 +28,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   status   --workdir=GRID                                       how far its runs are, who works on them, time left
   report   --workdir=GRID                                       table, curves and page of a grid
   inspect  --workdir=RUN [--step=N] [params | attention]        look into a checkpoint
-  compare  RUN RUN …                                            differences of configs and metrics
+  compare  RUN RUN … | GRID GRID …                              differences of configs, environments and metrics
   import   --input=DIR --workdir=RUN                            a model in Hugging Face's layout becomes a run
   export   --workdir=RUN [--step=N] --output=DIR                a checkpoint in Hugging Face's layout
 """
@@ -171,14 +171,19 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
 
 
 def compare(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Differences of configuration, environment and final metrics of two or more runs."""
+    """Differences of configuration, environment and final metrics of two or more runs, or of two or more grids."""
     if len(positional) < 2:
         noun = 'directory' if len(positional) == 1 else 'directories'
         raise UserError(f'compare: {len(positional)} run {noun} given; name two or more')
-    from jaxformer.inspection import compare as comparing
+    from jaxformer.ablate import compare as grids
+    from jaxformer.inspection import compare as runs
 
-    result = comparing.compare(positional)
-    print(json.dumps(comparing.as_json(result)) if values.json else comparing.as_text(result))
+    if grids.are_grids(positional):
+        compared = grids.compare(positional)
+        print(json.dumps(grids.as_json(compared)) if values.json else grids.as_text(compared))
+    else:
+        result = runs.compare(positional)
+        print(json.dumps(runs.as_json(result)) if values.json else runs.as_text(result))
     return 0
 
 

@@ -31,12 +31,12 @@ class Verdict:
 
 def judge(results: collect.Results) -> list[Verdict]:
     """A verdict on every cell but the baseline, in the order of the table."""
-    return verdicts([_values(cell, results.ledger.metric) for cell in results.cells])
+    return verdicts([by_seed(cell, results.ledger.metric) for cell in results.cells])
 
 
-def verdicts(by_seed: Sequence[Mapping[int, float]]) -> list[Verdict]:
+def verdicts(cells: Sequence[Mapping[int, float]]) -> list[Verdict]:
     """A verdict on every cell but the first, which is the baseline; of each its values by seed."""
-    differences = [stats.difference(values, by_seed[0]) for values in by_seed[1:]]
+    differences = [stats.difference(values, cells[0]) for values in cells[1:]]
     tested = [index for index, found in enumerate(differences) if found.p is not None]
     adjusted = dict(zip(tested, stats.holm([differences[index].p or 0.0 for index in tested]), strict=True))
     judged = []
@@ -53,7 +53,7 @@ def sentences(results: collect.Results) -> list[str]:
     title = metrics.title(results.ledger.metric)
     if not judged:
         return []
-    if not any(_values(cell, results.ledger.metric) for cell in results.cells):
+    if not any(by_seed(cell, results.ledger.metric) for cell in results.cells):
         return [f'Nothing can be said: no finished run has {title}.']
     if all(verdict.difference.n < 2 for verdict in judged):
         return [
@@ -97,7 +97,7 @@ def _reason(metric: metrics.Metric, found: stats.Difference) -> str:
     return f'the same difference in every seed, {metric.number(found.mean)}: no spread'
 
 
-def _values(cell: collect.CellResult, key: str) -> dict[int, float]:
+def by_seed(cell: collect.CellResult, key: str) -> dict[int, float]:
     """The final value of a metric by seed, of the finished runs where it is finite."""
     finals = {result.run.seed: result.final[key][1] for result in cell.done if key in result.final}
     return {seed: value for seed, value in finals.items() if value is not None}

@@ -62,13 +62,13 @@ def compare(workdirs: Sequence[epath.PathLike]) -> Comparison:
         raise UserError(f'compare: {len(workdirs)} run given; it takes at least two')
     directories = [run_directory(workdir) for workdir in workdirs]
     statuses = [read_status(directory) or {'status': 'not started'} for directory in directories]
-    configs = [_flat(files.read_json(directory / CONFIG), directory / CONFIG) for directory in directories]
+    configs = [flat(files.read_json(directory / CONFIG), directory / CONFIG) for directory in directories]
     return Comparison(
         runs=tuple(map(str, directories)),
         state={
             name: tuple(status.get(name) for status in statuses) for name in ('status', 'step', 'num_steps', 'reason')
         },
-        config=_differing(configs),
+        config=differing(configs),
         environment=_differing_environment(directories),
         metrics=_metrics([_last_metrics(directory) for directory in directories]),
     )
@@ -78,10 +78,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON values; numbers that are not finite as text ("nan", "inf", "-inf")."""
     return {
         'runs': list(comparison.runs),
-        'state': _jsonable(comparison.state),
-        'config': _jsonable(comparison.config),
-        'environment': _jsonable(comparison.environment),
-        'metrics': {name: _jsonable(dataclasses.asdict(metric)) for name, metric in comparison.metrics.items()},
+        'state': jsonable(comparison.state),
+        'config': jsonable(comparison.config),
+        'environment': jsonable(comparison.environment),
+        'metrics': {name: jsonable(dataclasses.asdict(metric)) for name, metric in comparison.metrics.items()},
     }
 
 
@@ -93,52 +93,53 @@ def as_text(comparison: Comparison) -> str:
     state = {name: tuple('' if value is None else str(value) for value in values) for name, values in state.items()}
     metrics = {name: _metric_cells(metric) for name, metric in comparison.metrics.items()}
     parts = [
-        _table('run', letters, state, ''),
-        _table('config', letters, _written(comparison.config), 'no field differs'),
-        _table('environment', letters, _written(comparison.environment), 'nothing differs'),
-        _table('metric', letters, metrics, 'no run has any yet'),
+        table('run', letters, state, ''),
+        table('config', letters, written(comparison.config), 'no field differs'),
+        table('environment', letters, written(comparison.environment), 'nothing differs'),
+        table('metric', letters, metrics, 'no run has any yet'),
     ]
     return '\n\n'.join((named, *parts))
 
 
-def _flat(value: Any, path: epath.Path, prefix: str = '') -> dict[str, Any]:
+def flat(value: Any, path: epath.Path, prefix: str = '') -> dict[str, Any]:
     """{'model.d_model': 48, …} of the object that the file `path` holds; lists count as values."""
     if not isinstance(value, Mapping):
         raise UserError(f'{path}: holds {value!r} where an object has to be; put back the file')
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, entry in value.items():
         nested = isinstance(entry, Mapping)
-        flat |= _flat(entry, path, f'{prefix}{key}.') if nested else {f'{prefix}{key}': entry}
-    return flat
+        found |= flat(entry, path, f'{prefix}{key}.') if nested else {f'{prefix}{key}': entry}
+    return found
 
 
-def _differing(records: Sequence[Mapping[str, Any] | None]) -> dict[str, Values]:
+def differing(records: Sequence[Mapping[str, Any] | None]) -> dict[str, Values]:
     """Path → value in each record, of the paths where records differ; None (nothing is known) differs from nothing."""
     paths = dict.fromkeys(path for record in records if record is not None for path in record)
-    differing = {}
+    found = {}
     for path in paths:
         values = [ABSENT if record is None else record.get(path, ABSENT) for record in records]
         known = [value for value, record in zip(values, records, strict=True) if record is not None]
         if any(value != known[0] for value in known):
-            differing[path] = tuple(values)
-    return differing
+            found[path] = tuple(values)
+    return found
 
 
 def _differing_environment(directories: Sequence[epath.Path]) -> dict[str, Values]:
-    records = [_environment(directory) for directory in directories]
-    differing = _differing(records)
+    records = [environment(directory) for directory in directories]
+    found = differing(records)
     if len({record is None for record in records}) == 2:
         recorded = tuple('missing' if record is None else 'recorded' for record in records)
-        differing = {ENVIRONMENT: recorded, **differing}
-    return differing
+        found = {ENVIRONMENT: recorded, **found}
+    return found
 
 
-def _environment(directory: epath.Path) -> dict[str, Any] | None:
+def environment(directory: epath.Path) -> dict[str, Any] | None:
+    """What the last process that worked on a run ran on, by dotted field; None where it is not recorded."""
     path = directory / ENVIRONMENT
     starts = files.read_json(path) if path.exists() else []
     if not starts:
         return None
-    return {name: value for name, value in _flat(starts[-1], path).items() if name not in _EVERY_PROCESS_ITS_OWN}
+    return {name: value for name, value in flat(starts[-1], path).items() if name not in _EVERY_PROCESS_ITS_OWN}
 
 
 def _last_metrics(directory: epath.Path) -> dict[str, tuple[float, int]]:
@@ -186,11 +187,13 @@ def _number(value: float, sign: str = '') -> str:
     return f'{value:{sign},.0f}' if 1000 <= abs(value) < 1e15 else f'{value:{sign}.4g}'
 
 
-def _written(rows: Mapping[str, Values]) -> dict[str, tuple[str, ...]]:
+def written(rows: Mapping[str, Values]) -> dict[str, tuple[str, ...]]:
+    """The values as text."""
     return {path: tuple(str(v) for v in values) for path, values in rows.items()}
 
 
-def _table(title: str, heads: Sequence[str], rows: Mapping[str, Sequence[str]], empty: str) -> str:
+def table(title: str, heads: Sequence[str], rows: Mapping[str, Sequence[str]], empty: str) -> str:
+    """Rows of text below `title` and `heads`, in aligned columns; without any row `empty` behind the title."""
     if not rows:
         return f'{title}: {empty}'
     lines = [(title, *heads), *((name, *cells) for name, cells in rows.items())]
@@ -199,9 +202,10 @@ def _table(title: str, heads: Sequence[str], rows: Mapping[str, Sequence[str]], 
     return '\n'.join(line.rstrip() for line in padded)
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """`value` with lists for tuples, and text for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {key: _jsonable(entry) for key, entry in value.items()}
+        return {key: jsonable(entry) for key, entry in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_jsonable(entry) for entry in value]
+        return [jsonable(entry) for entry in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
