@@ -170,9 +170,7 @@ def _submit(directory: Path, arguments: Sequence[str], tasks: int, parameters: M
     try:
         import submitit
     except ImportError:
-        raise UserError(
-            '--launcher=slurm: submitit is not installed; pip install "jaxformer[slurm]" or submitit'
-        ) from None
+        raise UserError('--launcher=slurm: submitit is not installed; pip install submitit') from None
     cores = parameters.get('cpus_per_task')
     fixed: dict[str, Any] = {'job_name': 'jaxformer', 'stderr_to_stdout': True, 'wckey': None}
     further = {'requeue': True, **parameters['additional_parameters']}
