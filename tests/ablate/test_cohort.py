@@ -58,8 +58,10 @@ def directories(where):
 def alone(tmp_path_factory):
     """The four runs, one by one, with the command's own function; nobody changes their directories."""
     paths = directories(tmp_path_factory.mktemp('alone'))
+    compiled = program.Program(configs()[0])
     for cfg, path in zip(configs(), paths, strict=True):
-        loop.train(cfg, path)
+        loop.train(cfg, path, compiled)
+    assert compiled.compilations() == {'train': 1, 'eval': 1, 'decode': 1}
     return paths
 
 
@@ -69,10 +71,16 @@ def mode(request):
 
 
 @pytest.fixture(scope='module')
-def cohort_of_four(tmp_path_factory, mode):
+def trainer(mode):
+    """One for all tests of a mode: what it has compiled is used again."""
+    return cohort.Trainer()
+
+
+@pytest.fixture(scope='module')
+def cohort_of_four(tmp_path_factory, mode, trainer):
     """(directories, outcomes) of the four as one cohort."""
     paths = directories(tmp_path_factory.mktemp(mode))
-    return paths, cohort.Trainer().train(configs(cohort__mode=mode), paths)
+    return paths, trainer.train(configs(cohort__mode=mode), paths)
 
 
 def assert_close(path, other, metrics=('train/loss', 'train/grad_norm', 'train/learning_rate', 'dev/loss')):
@@ -117,11 +125,11 @@ def test_a_member_leaves_the_directory_of_a_run_alone(cohort_of_four, alone):
         assert loop.train(configs()[paths.index(path)], path) == small.status(path)['metrics']  # done: left alone
 
 
-def test_a_member_that_is_not_finite_stops_and_does_not_touch_the_others(cohort_of_four, mode, tmp_path):
+def test_a_member_that_is_not_finite_stops_and_does_not_touch_the_others(cohort_of_four, mode, trainer, tmp_path):
     """B43: bit-equal with and without it."""
     paths, _ = cohort_of_four
     broken = directories(tmp_path)
-    outcomes = cohort.Trainer().train(configs({}, {'optim.learning_rate': 1e30}, {}, {}, cohort__mode=mode), broken)
+    outcomes = trainer.train(configs({}, {'optim.learning_rate': 1e30}, {}, {}, cohort__mode=mode), broken)
     assert isinstance(outcomes[1], RunError) and 'loss nan' in str(outcomes[1])
     status = small.status(broken[1])
     assert status['status'] == 'failed' and status['step'] < 6 and f'step {status["step"] + 1}' in status['reason']
@@ -131,7 +139,9 @@ def test_a_member_that_is_not_finite_stops_and_does_not_touch_the_others(cohort_
         assert small.series(broken[number]) == small.series(paths[number])
 
 
-def test_a_cohort_that_is_stopped_goes_on_even_from_different_steps(cohort_of_four, mode, tmp_path, monkeypatch):
+def test_a_cohort_that_is_stopped_goes_on_even_from_different_steps(
+    cohort_of_four, mode, trainer, tmp_path, monkeypatch
+):
     """Stopped by a signal at step 17; then one of the four alone reaches step 31, and all go on together."""
     paths = directories(tmp_path)
     update = members.Progress.update
@@ -147,13 +157,13 @@ def test_a_cohort_that_is_stopped_goes_on_even_from_different_steps(cohort_of_fo
 
     at(16, monkeypatch)
     with pytest.raises(loop.Preempted, match='step 17 is saved'):
-        cohort.Trainer().train(configs(cohort__mode=mode), paths)
+        trainer.train(configs(cohort__mode=mode), paths)
     assert {(small.status(path)['status'], small.status(path)['step']) for path in paths} == {('preempted', 17)}
     at(30, monkeypatch)
     with pytest.raises(loop.Preempted, match='step 31 is saved'):
-        cohort.Trainer().train(configs(cohort__mode=mode)[2:], paths[2:])
+        trainer.train(configs(cohort__mode=mode)[2:], paths[2:])
     assert [small.status(path)['step'] for path in paths] == [17, 17, 31, 31]
-    cohort.Trainer().train(configs(cohort__mode=mode), paths)
+    trainer.train(configs(cohort__mode=mode), paths)
     for path, other in zip(paths, cohort_of_four[0], strict=True):
         assert_close(path, other)
         assert small.lines(path, 'example_ids') == small.lines(other, 'example_ids')
