@@ -27,6 +27,7 @@ import numpy as np
 from absl import app, flags
 
 from configs import base, g2p
+from experiments import benchmark_grid
 from jaxformer import config, hyperparameters, optim, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
 
 Batch = Mapping[str, np.ndarray]
 
-_CASE = flags.DEFINE_multi_enum('case', ['g2p', 'random'], ['g2p', 'random'], 'What to measure.')
+_CASE = flags.DEFINE_multi_enum(
+    'case', ['g2p', 'random'], ['g2p', 'random', 'grid'], 'What to measure (grid: see experiments/benchmark_grid.py).'
+)
 _SET = flags.DEFINE_multi_string('set', [], 'Change a field in every case, as in --set=model.num_layers=2.')
 _ROUNDS = flags.DEFINE_integer('rounds', 9, 'Rounds; in each, every side is measured once.', lower_bound=1)
 _STEPS = flags.DEFINE_integer('steps', 12, 'Timed steps of each side in a round.', lower_bound=1)
@@ -330,20 +333,27 @@ def main(argv: Sequence[str]) -> None:
         threads, load = limit_threads(_THREADS.value), os.getloadavg()[0]
         with_torch = start_torch(threads)
         changes = dict(change.split('=', 1) for change in _SET.value)
+        grid = benchmark_grid.measure(_ROUNDS.value, _SET.value) if 'grid' in _CASE.value else None
         results = [
             measure(case_of(name, changes), _ROUNDS.value, _STEPS.value, _WARM_UP.value, with_torch)
             for name in dict.fromkeys(_CASE.value)
+            if name != 'grid'
         ]
     except (UserError, RunError) as error:
         print(error, file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
     if _JSON.value:
         device = jax.devices()[0].device_kind
-        print(json.dumps({'threads': threads, 'device': device, 'load': load, 'cases': results}, indent=2))
+        print(
+            json.dumps({'threads': threads, 'device': device, 'load': load, 'cases': results, 'grid': grid}, indent=2)
+        )
     else:
-        print(table(results))
-        print(f'{threads} threads; median of {_ROUNDS.value} rounds of {_STEPS.value} steps (least to greatest).')
-        print('Tokens are source and target symbols, padding left out.')
+        if grid:
+            print(benchmark_grid.table(grid))
+        if results:
+            print(table(results))
+            print(f'{threads} threads; median of {_ROUNDS.value} rounds of {_STEPS.value} steps (least to greatest).')
+            print('Tokens are source and target symbols, padding left out.')
     if load > 0.5:
         # Threads that wait for one another at every operation, as PyTorch's do, suffer most from a busy machine.
         print(f'The machine was busy before the start (load {load:.1f}): the figures are distorted.', file=sys.stderr)
