@@ -105,13 +105,16 @@ def hold(directory: epath.PathLike, *, stale: float = STALE, heartbeat: float = 
     place.mkdir(exist_ok=True)
     generation, content = _take(place, stale)
     over, owner = threading.Event(), os.getpid()
-    threading.Thread(target=_beat, args=(_file(place, generation), over, heartbeat), name='claim', daemon=True).start()
+    threading.Thread(target=_beat, args=(place, generation, over, heartbeat), name='claim', daemon=True).start()
+    claim = Claim(place, generation, content)
     try:
-        yield Claim(place, generation, content)
+        yield claim
     finally:
         over.set()
         if os.getpid() == owner:  # a fork has not got it
-            _give_back(place, generation)
+            with contextlib.suppress(LostError, OSError):  # what is another one's is not to be given back
+                claim.check()
+                _give_back(place, generation)
 
 
 def holder(directory: epath.PathLike, *, now: float | None = None, stale: float = STALE) -> Holder | None:
@@ -225,10 +228,12 @@ def _started(pid: int) -> str:
     return 'ended' if state in 'ZX' else fields[18]
 
 
-def _beat(path: pathlib.Path, over: threading.Event, every: float) -> None:
+def _beat(place: pathlib.Path, generation: int, over: threading.Event, every: float) -> None:
     while not over.wait(every):
         try:
-            os.utime(path)
+            if max(_generations(place), default=0) != generation:  # taken over
+                return
+            os.utime(_file(place, generation))
         except FileNotFoundError:
             return
         except OSError:  # a file server that is away for a while

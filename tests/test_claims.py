@@ -185,15 +185,19 @@ def test_a_suspended_holder_whose_claim_was_taken_over_notices_and_writes_nothin
             assert claims.holder(tmp_path).pid == os.getpid()
 
 
-def test_a_claim_that_was_removed_is_lost(tmp_path):
-    with claims.hold(tmp_path) as claim:
+def test_a_claim_that_was_removed_is_lost_and_not_given_back_for_another_one(tmp_path):
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    with first, second:
+        claim = first.enter_context(claims.hold(tmp_path))
         shutil.rmtree(tmp_path / '.claim')
         with pytest.raises(RunError, match='took this directory over'):
             claim.check()
-        with claims.hold(tmp_path) as other:  # of the same generation
-            other.check()
-            with pytest.raises(claims.LostError):
-                claim.check()
+        other = second.enter_context(claims.hold(tmp_path))  # of the same generation
+        with pytest.raises(claims.LostError):
+            claim.check()
+        first.close()
+        other.check()
+        assert claims.holder(tmp_path)
 
 
 def test_of_twenty_that_race_for_one_claim_exactly_one_wins(tmp_path):
