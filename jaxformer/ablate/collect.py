@@ -4,7 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -25,7 +25,7 @@ Series = Mapping[str, tuple[tuple[int, float], ...]]
 class RunResult:
     """A run with its curves; `final` holds (step, value) of the last record of each metric, if the run is done.
 
-    `value` is None where the last record is not a finite number. `seconds` is what the run took, without pauses;
+    `value` is None where the last record is not a finite number. `seconds` is what the run took (see `Work`);
     `versions` are those of the package that worked on it.
     """
 
@@ -160,12 +160,12 @@ def _run(run: ledger.Run) -> RunResult:
     if records:  # a process that fell over could not write its last step into status.json
         run = dataclasses.replace(run, step=max(run.step, records[-1]['step']))
     starts = _starts(run.path)
-    worked = _spans([start['time'] for start in starts], [record['time'] for record in records], run.status)
+    worked = _work(starts, [record['time'] for record in records], run.status)
     return RunResult(
         run=run,
         series=series,
         final=final,
-        seconds=sum(end - start for start, end in worked) if worked else None,
+        seconds=worked.seconds if worked else None,
         versions=tuple(dict.fromkeys(start['versions']['jaxformer'] for start in starts)),
     )
 
@@ -186,20 +186,34 @@ def _starts(path: epath.Path) -> list[dict[str, Any]]:
     return starts if known else []
 
 
-def spans(run: ledger.Run) -> tuple[tuple[float, float], ...]:
-    """When the run's processes worked on it, each from its start to the last sign of it, without pauses."""
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What processes did about a run: from when to when each of them worked on it, without the pauses between.
+
+    seconds: the time that they took, of a process that trained several runs together the share of one.
+    """
+
+    spans: tuple[tuple[float, float], ...]
+    seconds: float
+
+
+def work(run: ledger.Run) -> Work | None:
+    """None where the run's directory does not say."""
     times: list[float] = []
     if (run.path / METRICS).exists():
         with contextlib.suppress(UserError):
             times = [record['time'] for record in read_metrics(run.path / METRICS)]
-    return _spans([start['time'] for start in _starts(run.path)], times, run.status)
+    return _work(_starts(run.path), times, run.status)
 
 
-def _spans(starts: list[float], times: list[float], status: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
+def _work(starts: Sequence[Mapping[str, Any]], times: Sequence[float], status: Mapping[str, Any]) -> Work | None:
+    """A process worked from its start to the last sign of it before the next one's."""
     if not starts or not status:
-        return ()
-    found = []
-    for start, following in zip(starts, [*starts[1:], math.inf], strict=True):
-        signs = [time for time in (*times, status['updated']) if start <= time < following]
-        found.append((start, max(signs, default=start)))
-    return tuple(found)
+        return None
+    spans, seconds = [], 0.0
+    begun = [start['time'] for start in starts]
+    for start, following in zip(starts, [*begun[1:], math.inf], strict=True):
+        signs = [time for time in (*times, status['updated']) if start['time'] <= time < following]
+        spans.append((start['time'], max(signs, default=start['time'])))
+        seconds += (spans[-1][1] - spans[-1][0]) / max(start.get('runs_together', 1), 1)
+    return Work(tuple(spans), seconds)

@@ -9,10 +9,10 @@ Span = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """seconds: of one run of each cell, by id, as long as it took or would take in the company of others.
+    """seconds: of one run of each cell, by id.
 
-    at_once: how many runs were worked on at a time, mean over the time in which any was. left: seconds until all is
-    done at this pace; None where no run is finished yet, or where a cell that has none was not counted.
+    at_once: how many processes were at work, mean over the time in which any was. left: seconds until all is done at
+    this pace; None where no run is finished yet, or where a cell that has none was not counted.
     """
 
     seconds: Mapping[str, float]
@@ -21,24 +21,26 @@ class Forecast:
 
 
 def forecast(
-    flops: Mapping[str, int | None], done: Sequence[tuple[str, Sequence[Span]]], open_: Sequence[tuple[str, float]]
+    flops: Mapping[str, int | None],
+    done: Sequence[tuple[str, float, Sequence[Span]]],
+    open_: Sequence[tuple[str, float]],
 ) -> Forecast:
     """Takes the mean time of a cell's own finished runs; of a cell without one, that of all scaled by FLOPs.
 
     Args:
       flops: of one run of each cell, by id.
-      done: (cell, when it was worked on) of each finished run whose times are known.
+      done: (cell, seconds that it took, when it was worked on) of each finished run whose times are known.
       open_: (cell, share that is left) of each run that is not finished.
     """
     took: dict[str, list[float]] = {}
-    for cell, spans in done:
-        took.setdefault(cell, []).append(sum(end - start for start, end in spans))
+    for cell, time, _ in done:
+        took.setdefault(cell, []).append(time)
     seconds = {cell: sum(times) / len(times) for cell, times in took.items()}
     counted = [(time, flops[cell] or 0) for cell, times in took.items() for time in times if flops.get(cell)]
     if counted:
         rate = sum(time for time, _ in counted) / sum(count for _, count in counted)
         seconds |= {cell: rate * count for cell, count in flops.items() if count and cell not in seconds}
-    busy = _union([span for _, spans in done for span in spans])
+    busy = _union([span for _, _, spans in done for span in spans])
     at_once = sum(map(sum, took.values())) / busy if busy else None
     if at_once is None or any(cell not in seconds for cell, _ in open_):
         return Forecast(seconds, at_once, None)

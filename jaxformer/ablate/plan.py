@@ -121,7 +121,7 @@ def as_json(plan: Plan, workdir: epath.PathLike, seeds: int) -> dict[str, Any]:
             for cell in plan.cells
         ],
         'runs': {state: states.count(state) for state in ledger.STATES},
-        'runs_at_once': expected.at_once,
+        'processes_at_once': expected.at_once,
         'seconds_left': expected.left,
         'former': former,
         'warnings': list(plan.warnings),
@@ -134,8 +134,8 @@ def _forecast(plan: Plan, found: Sequence[tuple[PlannedRun, ledger.Run]]) -> For
     done, left = [], []
     for planned, run in found:
         if run.state == 'done':
-            if spans := collect.spans(run):
-                done.append((planned.cell.id, spans))
+            if work := collect.work(run):
+                done.append((planned.cell.id, work.seconds, work.spans))
         elif run.state != 'failed':
             left.append((planned.cell.id, 1 - min(run.step / planned.config.train.num_steps, 1.0)))
     return forecast({cell.id: cell.cost.flops for cell in plan.cells}, done, left)
@@ -164,7 +164,8 @@ def as_text(plan: Plan, workdir: epath.PathLike, seeds: int) -> str:
     lines[-1] += ''.join(f', {counts[state]} {state}' for state in ('running', 'failed') if counts[state])
     if content['seconds_left']:
         lines[-1] += f'; about {duration(content["seconds_left"])} left at the pace of those done'
-        lines[-1] += f', {content["runs_at_once"]:.1f} at a time' if content['runs_at_once'] > 1.05 else ''
+        if content['processes_at_once'] > 1.05:
+            lines[-1] += f', {content["processes_at_once"]:.1f} processes at a time'
     lines += [
         f'note: {cell["label"]!r} differs from the baseline in more than {", ".join(plan.axis)}: '
         f'{changes(cell["further"])}'

@@ -81,7 +81,7 @@ def legend(results: collect.Results, table: Table) -> str:
     """The sentence under the table."""
     text = (
         f'Blank: as in the base; {NONE}: no such number. Mean ± half width of the {LEVEL} % interval over n seeds, '
-        'after the last step; FLOPs and time are those of a run.'
+        'after the last step; FLOPs and time are those of a run (of several trained together, its share of the time).'
     )
     if any(column.kind == 'difference' for column in table.columns):
         text += (

@@ -207,5 +207,10 @@ def test_pauses_do_not_count_as_time(workdir):
     result = next(
         result for cell in collect.collect(workdir).cells for result in cell.runs if str(result.run.path) == str(path)
     )
-    assert result.seconds == 30 + len((path / 'metrics.jsonl').read_text().splitlines()) - 1 + 5
+    first = 30 + len((path / 'metrics.jsonl').read_text().splitlines()) - 1
+    assert result.seconds == first + 5
+    files.write_json(path / 'environment.json', [start, later | {'runs_together': 4}])
+    assert collect.work(result.run) == collect.Work(
+        ((start['time'], start['time'] + first), (later['time'], later['time'] + 5)), first + 5 / 4
+    )
     assert result.versions == ('0.1.0', '0.2.0')
