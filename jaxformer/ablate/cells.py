@@ -87,7 +87,9 @@ def resolve(
                 f'{grid.path}: AXIS names {field!r}, which is no field of the configuration (nor one of '
                 f'{", ".join(guards.QUANTITIES)})'
             )
-    axis = grid.axis or tuple(dict.fromkeys(field for fields in set_by_hand for field in fields))
+    axis = grid.axis
+    if not guards.fields(axis):
+        axis = (*dict.fromkeys(field for fields in set_by_hand for field in fields), *axis)
     names = short_names(field for fields in set_by_hand for field in fields)
     cells: dict[str, Cell] = {}
     warnings, unequal = [], []

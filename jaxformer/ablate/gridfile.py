@@ -2,7 +2,8 @@
 
 It has a docstring, `get_config()` (the base) and `grid()` (the cells, baseline first), and if it likes
 
-    AXIS         the field or fields that the experiment means to vary; without it, all that any cell sets
+    AXIS         the field or fields that the experiment means to vary; without it, all that any cell sets. It may also
+                 name parameters, flops, tokens or batch, where cells are meant to differ in what they take
     METRIC       what it is judged by, such as 'loss' (on eval.split) or 'test/loss'; without it the family's own
     reference()  figures of others to stand beside ours: one mapping {title: number or text} per cell of `grid()`, in
                  its order, {} where there are none
@@ -11,7 +12,8 @@ It has a docstring, `get_config()` (the base) and `grid()` (the cells, baseline 
 
 `grid`, `reference` and `notes` may take the base: `grid(base)` gets a ConfigDict as the command line leaves it, so that
 cells may depend on it. No change by the command line gets lost: cells of a `grid()`, which does not know it, must not
-set the same field (`EQUAL_PARAMETERS` is no such setting), nor must the baseline of a `grid(base)`, but to that value.
+set the same field (`EQUAL_PARAMETERS` and `EQUAL_FLOPS` are no such settings), nor must the baseline of a `grid(base)`,
+but to that value.
 """
 
 import dataclasses

@@ -34,6 +34,11 @@ def unlike(base: Cost, cell: Cost, axis: Sequence[str], differing: Container[str
     return found
 
 
+def fields(axis: Sequence[str]) -> tuple[str, ...]:
+    """The fields of the configuration on an axis."""
+    return tuple(name for name in axis if name not in QUANTITIES)
+
+
 def described(unlike: Mapping[str, float]) -> str:
     """'parameters −4.2%, FLOPs +12.0%'."""
     return ', '.join(f'{QUANTITIES[name]} {share:+.1%}' for name, share in unlike.items())

@@ -45,7 +45,7 @@ def _warnings(results: collect.Results, counts: Sequence[int], versions: Sequenc
         found.append('the runs come from different versions of the package')
     if counts[0] != counts[-1]:
         found.append('cells differ in their number of finished runs')
-    axis = ', '.join(book.axis)
+    axis = ', '.join(guards.fields(book.axis))
     for index, cell in enumerate(results.cells):
         if more := cell.entry.further:
             found.append(f'{row_name(index)} differs from the base in more than {axis}: {pairs(more)}')

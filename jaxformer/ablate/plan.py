@@ -167,7 +167,7 @@ def as_text(plan: Plan, workdir: epath.PathLike, seeds: int) -> str:
         if content['processes_at_once'] > 1.05:
             lines[-1] += f', {content["processes_at_once"]:.1f} processes at a time'
     lines += [
-        f'note: {cell["label"]!r} differs from the baseline in more than {", ".join(plan.axis)}: '
+        f'note: {cell["label"]!r} differs from the baseline in more than {", ".join(guards.fields(plan.axis))}: '
         f'{changes(cell["further"])}'
         for cell in content['cells']
         if cell['further']

@@ -176,6 +176,12 @@ def test_cells_that_cost_something_else_are_noted(tmp_path):
     assert content['unlike'] == {'parameters': -0.5, 'tokens': 1.0, 'batch': 1.0}
     declared = costed(tmp_path, cells, ('model.d_k', 'flops', 'parameters', 'train.batch_size', 'tokens'))
     assert [cell.unlike for cell in declared.cells] == [{}, {}, {}]
+    assert 'in more than model.d_k, train.batch_size: num_heads=4' in plan.as_text(declared, tmp_path / 'grid', 1)
+    alone = costed(tmp_path, cells, ('flops',))  # of the fields, all that cells set
+    assert alone.axis == ('model.d_k', 'train.batch_size', 'model.num_heads', 'flops')
+    assert [cell.unlike for cell in alone.cells] == [{}, {}, {'parameters': -0.5, 'tokens': 1.0}]
+    with pytest.raises(UserError, match="AXIS names 'cost', which is no field .*nor one of parameters, flops, tokens"):
+        costed(tmp_path, cells, ('cost',))
 
 
 def test_the_time_that_is_left_is_that_of_what_is_done_scaled_by_flops(tmp_path):
