@@ -71,9 +71,9 @@ class Grid:
         self.log = workdir.with_suffix('.log')
         self.finished: dict[Path, dict[str, tuple[int, str]]] = {}
 
-    def start(self, workers: int) -> subprocess.Popen:
+    def start(self, workers: int, *flags: str) -> subprocess.Popen:
         launcher = ['--launcher=inline'] if workers == 1 else ['--launcher=processes', f'--workers={workers}']
-        command = ['ablate', f'--grid={self.file}', f'--workdir={self.workdir}', '--seeds=3', *launcher]
+        command = ['ablate', f'--grid={self.file}', f'--workdir={self.workdir}', '--seeds=3', *launcher, *flags]
         env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': FLAGS, 'PYTHONPATH': str(ROOT)}
         with self.log.open('a') as log:
             return subprocess.Popen(
@@ -144,11 +144,17 @@ def main() -> int:
         return compare(directory, options.kills, random.Random(options.seed))
 
 
-def compare(directory: Path, kills: int, rng: random.Random) -> int:
+def write_grid(directory: Path) -> None:
+    """The grid's file and its data."""
+    rng = random.Random(0)
     for split, lines in (('train', 200), ('dev', 6), ('test', 6)):
         text = '\n'.join(''.join(rng.choices('abcdefg ', k=20)) for _ in range(lines))
         (directory / f'{split}.txt').write_text(text + '\n')
     (directory / 'killed.py').write_text(GRID.format(directory=directory, steps=STEPS, save_every=SAVE_EVERY))
+
+
+def compare(directory: Path, kills: int, rng: random.Random) -> int:
+    write_grid(directory)
     straight, killed = Grid(directory, directory / 'straight'), Grid(directory, directory / 'killed')
     begun = time.monotonic()
     straight.finish(2)
