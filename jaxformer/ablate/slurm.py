@@ -167,6 +167,7 @@ def _directory(workdir: epath.PathLike) -> Path:
 
 def _submit(directory: Path, arguments: Sequence[str], tasks: int, parameters: Mapping[str, Any], report: bool) -> str:
     """Submits the array; its job id."""
+    os.environ.setdefault('SUBMITIT_LOG_LEVEL', 'NOCONFIG')  # else its import closes the handlers of everybody's logs
     try:
         import submitit
     except ImportError:

@@ -81,8 +81,8 @@ def running(seconds: float = 30) -> Iterator[Path]:
             _wait_for_answer(directory, daemons, seconds)
         yield directory
     finally:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(['scancel', '--quiet', f'--user={getpass.getuser()}'], timeout=10, capture_output=True)
+        if len(daemons) == 3:
+            _cancel_jobs()
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in reversed(daemons):
@@ -94,6 +94,19 @@ def running(seconds: float = 30) -> Iterator[Path]:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _cancel_jobs(seconds: float = 15) -> None:
+    """Ends what is still in the queue, and waits for it: without the daemons its processes would live on."""
+    end = time.monotonic() + seconds
+    user = f'--user={getpass.getuser()}'
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(['scancel', '--quiet', user], timeout=seconds, capture_output=True)
+        while subprocess.run(['squeue', '-h', user], timeout=seconds, capture_output=True).stdout:
+            if time.monotonic() > end:
+                subprocess.run(['scancel', '--quiet', '--signal=KILL', user], timeout=seconds, capture_output=True)
+                break
+            time.sleep(0.2)
 
 
 def _write_configuration(directory: Path) -> None:
