@@ -173,7 +173,7 @@ def get_config() -> ConfigDict:
     config.mesh.seq = 1  # positions
 
     config.cohort = ConfigDict()  # runs of a grid that share a compiled program; no part of a cell's id
-    config.cohort.mode = 'auto'  # auto | map | vmap | off; auto: vmap on accelerators, map on CPU
+    config.cohort.mode = 'auto'  # auto | map | vmap | off; auto: vmap on accelerators, on CPU map (off for conv)
     config.cohort.size = 0  # runs trained together at most; 0: as many as fit into memory
 
     config.runtime = ConfigDict()
