@@ -96,14 +96,20 @@ def asks_data(cfg: Config) -> bool:
 def _batches(cfg: Config) -> tuple[tuple[float, ...], float]:
     """(share of the batches in each bucket, labels per batch)."""
     if asks_data(cfg):
-        return _epoch(cfg.data, cfg.train.batch_size)
+        from jaxformer.data import corpus
+
+        return _epoch(cfg.data, cfg.train.batch_size, str(corpus.prepared_directory(cfg.data)))
     largest = cfg.data.buckets[-1]
     return (0.0,) * (len(cfg.data.buckets) - 1) + (1.0,), float(cfg.train.batch_size * largest[-1])
 
 
 @functools.lru_cache(maxsize=64)
-def _epoch(data: DataConfig, batch_size: int) -> tuple[tuple[float, ...], float]:
-    """`_batches` of the first epoch; the shapes of another are the same in another order."""
+def _epoch(data: DataConfig, batch_size: int, prepared: str) -> tuple[tuple[float, ...], float]:
+    """`_batches` of the first epoch; the shapes of another are the same in another order.
+
+    Args:
+      prepared: where the data are, named after their content, so that other files of the same names count anew.
+    """
     import numpy as np
 
     from jaxformer.data import corpus, pipeline

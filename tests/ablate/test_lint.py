@@ -2,7 +2,8 @@
 
 import standin
 
-from jaxformer.ablate import collect, count, launch, lint, plan
+from jaxformer import files
+from jaxformer.ablate import collect, count, launch, lint, plan, report, shown
 from jaxformer.data import corpus
 
 CELLS = "product({'model.num_heads': (8, 1, 16)})"  # d_k 64, 512 and 32
@@ -64,3 +65,31 @@ def test_coverage_is_of_the_examples_of_the_split_where_they_are_at_hand(tmp_pat
     size = len(corpus.load(grid.cells[0].config.data).split('dev'))
     said = dict(lint.conditions(collect.collect(tmp_path / 'grid')))
     assert said['evaluation'].startswith(f'reverse, split dev, 321 examples of {size:,} (')
+
+
+def test_a_grid_of_another_version_is_reported_without_costs(tmp_path):
+    grid = standin.make_plan(tmp_path, CELLS)
+    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
+    content = files.read_json(tmp_path / 'grid' / 'grid.json')
+    del content['baseline']['model']['scan_unroll']
+    files.write_json(tmp_path / 'grid' / 'grid.json', content)
+    results = collect.collect(tmp_path / 'grid')
+    assert [cell.cost.flops for cell in results.cells] == [None] * 3
+    assert [cell.cost.parameters for cell in results.cells] == [8000, 1000, 16_000]
+    said = dict(lint.conditions(results))
+    assert said['training FLOPs'] == said['effective batch'] == said['tokens seen'] == 'not counted'
+    assert 'not counted' not in said['parameters']
+    report.write(tmp_path / 'grid')
+
+
+def test_data_that_are_not_at_hand_are_not_prepared_for_a_report(tmp_path):
+    extra = '\n\n_heads = get_config\n\n\ndef get_config():\n    config = _heads()\n'
+    extra += f"    config.data.name, config.data.dir, config.model.vocab_size = 'copy', {str(tmp_path / 'data')!r}, 0\n"
+    extra += '    config.data.buckets = ((13, 13),)\n    return config\n'
+    grid = standin.make_plan(tmp_path, '[{}]', extra)
+    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
+    assert dict(lint.conditions(collect.collect(tmp_path / 'grid')))['training FLOPs'] == 'not counted'
+    assert not (tmp_path / 'data').exists()
+    flops = count.train_flops(grid.cells[0].config)  # prepares them
+    said = dict(lint.conditions(collect.collect(tmp_path / 'grid')))['training FLOPs']
+    assert said.startswith(f'{shown.operations(flops)}; matrix products of the mixture of shapes of an epoch')
