@@ -6,6 +6,8 @@ whose parent has gone (its standard input ends) does the same. One that dies is 
 """
 
 import functools
+import importlib.metadata
+import importlib.util
 import os
 import signal
 import subprocess
@@ -90,12 +92,18 @@ def run(
 def machine() -> tuple[str, int]:
     """(backend, number of its devices; of cores where it is the CPU), without starting it here."""
     backend, devices = 'cpu', 0
-    if os.environ.get('JAX_PLATFORMS') != 'cpu':
+    if os.environ.get('JAX_PLATFORMS') != 'cpu' and _knows_accelerators():
         done = subprocess.run([sys.executable, '-c', _PROBE], capture_output=True, text=True)
         if done.returncode == 0:
             name, number = done.stdout.split()[-2:]
             backend, devices = name, int(number)
     return backend, len(available_cores()) if backend == 'cpu' else devices
+
+
+def _knows_accelerators() -> bool:
+    """Whether anything is installed through which JAX would find one: no second to spend on the question where not."""
+    installed = any(importlib.util.find_spec(name) for name in ('jax_plugins', 'libtpu'))
+    return installed or bool(importlib.metadata.entry_points(group='jax_plugins'))
 
 
 def leave_with_parent() -> None:

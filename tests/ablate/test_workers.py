@@ -203,6 +203,22 @@ def test_how_many_processes(monkeypatch, machine, launcher, number, open_runs, e
     assert launchers.choose(launcher, number, open_runs) == expected
 
 
+def test_the_machine_is_asked_of_another_process_and_only_where_there_may_be_an_accelerator(monkeypatch):
+    monkeypatch.delenv('JAX_PLATFORMS', raising=False)
+    monkeypatch.setattr(workers, '_PROBE', 'print("some warning"); print("gpu", 3)')
+    look = workers.machine.__wrapped__
+    monkeypatch.setattr(workers, '_knows_accelerators', lambda: True)
+    assert look() == ('gpu', 3)
+    monkeypatch.setattr(workers, '_knows_accelerators', lambda: False)
+    assert look() == ('cpu', len(workers.available_cores()))
+    monkeypatch.setattr(workers, '_knows_accelerators', lambda: True)
+    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+    assert look() == ('cpu', len(workers.available_cores()))
+    monkeypatch.delenv('JAX_PLATFORMS')
+    monkeypatch.setattr(workers, '_PROBE', 'raise RuntimeError("no device")')  # the workers will say it themselves
+    assert look()[0] == 'cpu'
+
+
 def test_a_gpu_for_each(monkeypatch):
     monkeypatch.setattr(workers, 'machine', lambda: ('gpu', 2))
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '5,7')
