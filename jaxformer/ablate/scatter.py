@@ -48,8 +48,6 @@ def points(results: collect.Results, quantity: str) -> list[Point]:
 
 
 def _plot(results: collect.Results, found: Sequence[Point], quantity: str, axes: Any) -> str:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     known = metrics.lookup(results.ledger.metric)
     for point in found:
         axes.errorbar(
@@ -70,15 +68,7 @@ def _plot(results: collect.Results, found: Sequence[Point], quantity: str, axes:
     high = min(max(m + w for m, w in zip(means, widths, strict=True)), max(means) + span)
     margin = 0.06 * (high - low or span)
     axes.set_ylim(low - margin, high + margin)
-    axes.set_xscale('log')
-    costs = [point.cost for point in found]
-    stretch = (max(costs) / min(costs)) ** 0.08
-    axes.set_xlim(min(costs) / stretch, max(costs) * stretch**2)
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
-    if not any(axes.get_xlim()[0] <= tick <= axes.get_xlim()[1] for tick in axes.get_xticks()):
-        axes.set_xticks([min(costs), max(costs)])
+    _scale(axes, [point.cost for point in found])
     _label(axes, found)
     title = metrics.title(results.ledger.metric)
     axes.set_xlabel(_AXES[quantity])
@@ -88,6 +78,24 @@ def _plot(results: collect.Results, found: Sequence[Point], quantity: str, axes:
         f'{point.cost:,} {_AXES[quantity]}, {title} {point.mean:.{known.decimals}f}' + (' %' if known.percent else '')
         for point in sorted(found, key=lambda point: point.cost)
     )
+
+
+def _scale(axes: Any, costs: Sequence[int]) -> None:
+    """By the logarithm where the costs differ by more than three times."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    low, high = min(costs), max(costs)
+    if high > 3 * low:
+        stretch = (high / low) ** 0.08
+        axes.set_xscale('log')
+        axes.set_xlim(low / stretch, high * stretch**2)
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        margin = 0.08 * (high - low)
+        axes.set_xlim(low - margin, high + 2 * margin)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
 
 
 def _label(axes: Any, found: Sequence[Point]) -> None:
@@ -106,7 +114,8 @@ def _label(axes: Any, found: Sequence[Point]) -> None:
 
 
 def _tick(value: float) -> str:
-    return operations(value).replace('.00', '').replace('.0 ', ' ').replace(' ', '')
+    number, _, prefix = operations(value).partition(' ')
+    return f'{float(number):g}{prefix}'
 
 
 def _capital(text: str) -> str:

@@ -1,5 +1,7 @@
 """The figures of a report: what is drawn, and where labels go."""
 
+import re
+
 import pytest
 import standin
 
@@ -40,3 +42,11 @@ def test_the_band_is_from_the_lowest_to_the_highest():
     curves_ = [[(1, 2.0), (2, 4.0), (3, 9.0)], [(1, 4.0), (3, 1.0)], [(1, 3.0), (3, 2.0)]]
     assert curves.band(curves_) == [(1, 2.0, 4.0), (3, 1.0, 9.0)]
     assert curves.band([]) == []
+
+
+@pytest.mark.parametrize(('d_ff', 'ticks'), [(500, ('1.35T', '1.5T', '1.65T')), (80_000, ('2T', '5T', '10T'))])
+def test_the_scale_of_the_cost_is_logarithmic_where_it_spans_much(tmp_path, d_ff, ticks):
+    grid = standin.make_plan(tmp_path, f"[{{}}, {{'model.d_ff': {d_ff}}}]")
+    launch.run(grid, tmp_path / 'grid', 1, standin.Standin(), say=lambda line: None)
+    (figure,) = scatter.figures(collect.collect(tmp_path / 'grid'))
+    assert all(f'>{tick}<' in figure.svg for tick in ticks), re.findall(r'>([\d.]+[kMGTP])<', figure.svg)
