@@ -9,6 +9,9 @@ from jaxformer.errors import UserError
 
 LAUNCHERS = ('auto', 'inline', 'processes', 'slurm')
 
+BYTES = 1.5e9
+"""Memory that a worker should find: JAX and what it compiles take 0.7 GB before there is a model to speak of."""
+
 
 def start(
     grid_plan: plan.Plan,
@@ -60,7 +63,8 @@ def choose(launcher: str, number: int, open_runs: int) -> int:
     """How many processes work on the grid, this one alone where it is 1.
 
     'auto' takes several where there are two runs to do, and two cores of a machine without accelerators or two GPUs,
-    of which each process can be given its own; all the devices of a TPU belong to one process.
+    of which each process can be given its own; all the devices of a TPU belong to one process. On the CPU as many as
+    there are cores, and memory for; what is asked for by its number is not refused.
 
     Raises:
       UserError: more workers than GPUs.
@@ -74,4 +78,5 @@ def choose(launcher: str, number: int, open_runs: int) -> int:
         if launcher == 'processes':
             raise UserError(f'--launcher=processes: not on a {backend}, which one process has; use --launcher=inline')
         return 1
-    return min(number or devices, open_runs)
+    room = max(workers.available_bytes() // BYTES, 1) if backend == 'cpu' else devices
+    return min(number, open_runs) if number else int(min(devices, room, open_runs))

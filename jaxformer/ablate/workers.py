@@ -8,6 +8,7 @@ whose parent has gone (its standard input ends) does the same. One that dies is 
 import functools
 import importlib.metadata
 import importlib.util
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from jaxformer.ablate import launch, ledger, plan
@@ -138,6 +140,15 @@ def available_cores() -> list[int]:
     if hasattr(os, 'sched_getaffinity'):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def available_bytes() -> float:
+    """Memory that processes could still take; without bound where this is not known."""
+    try:
+        lines = Path('/proc/meminfo').read_text().splitlines()
+    except OSError:
+        return math.inf
+    return 1024.0 * next((int(line.split()[1]) for line in lines if line.startswith('MemAvailable:')), math.inf)
 
 
 @contextmanager

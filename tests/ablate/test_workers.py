@@ -200,7 +200,16 @@ def test_processes_have_cores_of_their_own(tmp_path, capfd):
 )
 def test_how_many_processes(monkeypatch, machine, launcher, number, open_runs, expected):
     monkeypatch.setattr(workers, 'machine', lambda: machine)
+    monkeypatch.setattr(workers, 'available_bytes', lambda: 1e12)
     assert launchers.choose(launcher, number, open_runs) == expected
+
+
+def test_memory_is_shared_out_too(monkeypatch):
+    assert 1e8 < workers.available_bytes() < 1e15
+    monkeypatch.setattr(workers, 'machine', lambda: ('cpu', 64))
+    for gigabytes, expected in ((8, 5), (1, 1)):
+        monkeypatch.setattr(workers, 'available_bytes', lambda size=gigabytes: 1e9 * size)
+        assert launchers.choose('auto', 0, 24) == expected and launchers.choose('auto', 7, 24) == 7
 
 
 def test_the_machine_is_asked_of_another_process_and_only_where_there_may_be_an_accelerator(monkeypatch):
