@@ -5,7 +5,6 @@ those that are still in the queue instead of submitting a second array.
 """
 
 import contextlib
-import getpass
 import io
 import os
 import re
@@ -86,7 +85,7 @@ def run(
         found = [_submit(directory, arguments, min(workers or open_runs, open_runs, MOST_TASKS), parameters, not wait)]
         files.write_json(directory / JOBS, _entries(directory) + [{'job': found[0], 'arguments': list(arguments)}])
         say(f'Submitted job {found[0]}; the logs are in {directory}')
-    say(f'Watch it: squeue --jobs={",".join(found)} | jaxformer status --workdir={workdir}')
+    say(f'Watch it: squeue --jobs={",".join(found)}, or jaxformer status --workdir={workdir}')
     if not wait:
         return 0
     try:
@@ -134,12 +133,14 @@ def queue() -> dict[str, Counter[str]]:
     """Of each job of this user that is not over: the number of tasks by state, such as 'RUNNING', 'PENDING (Priority)'.
 
     Raises:
-      UserError: there is no Slurm here, or it does not answer.
+      RunError: Slurm does not answer.
     """
-    command = ['squeue', '--noheader', '--array', f'--user={getpass.getuser()}', '--format=%F %T %r']
-    done = _slurm(command)
+    command = ['squeue', '--noheader', '--array', f'--user={os.getuid()}', '--format=%F %T %r']
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RunError(f'squeue: {_line(done.stderr)}; try the same command again when Slurm answers')
     jobs: dict[str, Counter[str]] = {}
-    for line in done.splitlines():
+    for line in done.stdout.splitlines():
         job, state, reason = line.split(maxsplit=2)
         if state == 'PENDING' and reason != 'None':
             state = f'{state} ({reason})'
@@ -178,6 +179,7 @@ def _submit(directory: Path, arguments: Sequence[str], tasks: int, parameters: M
     if cores:  # a step does not inherit it from its job
         fixed['srun_args'] = [f'--cpus-per-task={cores}']
     said = io.StringIO()
+    before = set(directory.glob('*'))
     try:
         executor = submitit.SlurmExecutor(folder=directory)
         executor.update_parameters(**{**parameters, **fixed, 'additional_parameters': further})
@@ -185,6 +187,8 @@ def _submit(directory: Path, arguments: Sequence[str], tasks: int, parameters: M
         with contextlib.redirect_stderr(said):
             jobs = executor.map_array(slurm_task.work, *([value] * tasks for value in inputs))
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        for left in set(directory.glob('*')) - before:  # a script that nobody runs
+            left.unlink()
         raise UserError(
             f'--launcher=slurm: Slurm did not take the job ({_line(said.getvalue() or str(error))})'
         ) from None
@@ -229,13 +233,6 @@ def _exit_status(paths: Sequence[epath.Path], say: Callable[[str], None]) -> int
     if not states.keys() <= {'done', 'failed'}:
         say('No task is left that would do the rest; see the logs, the same command goes on.')
     return int(states['done'] < len(runs))
-
-
-def _slurm(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RunError(f'{command[0]}: {_line(done.stderr)}; the tasks go on, the same command watches them again')
-    return done.stdout
 
 
 def _listed(counts: Mapping[str, int]) -> str:

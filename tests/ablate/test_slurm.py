@@ -266,6 +266,7 @@ def test_what_is_missing_is_named(cluster, tmp_path, monkeypatch, capsys):
     assert grid.command('partition=nowhere') == 2
     error = capsys.readouterr().err
     assert re.fullmatch(r'jaxformer: .* did not take the job \(.*partition.*\)\n', error)
+    assert not [*(grid.workdir / 'slurm').iterdir()]
     monkeypatch.setitem(sys.modules, 'submitit', None)
     assert grid.command('') == 2
     assert 'pip install submitit' in capsys.readouterr().err
