@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,14 +129,13 @@ def open_page(profile: Path) -> Iterator[Page]:
     # The browser reads from descriptor 3 and writes to 4; move ours out of the way of these two first.
     ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (command_end, answer_end)]
 
-    def connect() -> None:
-        os.dup2(ends[0], 3)
-        os.dup2(ends[1], 4)
-
+    # Moved there by a process of its own: a fork of this one, with JAX's threads in it, could hang.
+    connect = 'import os, sys\n'
+    connect += ''.join(f'os.dup2({end}, {place}); os.close({end})\n' for end, place in zip(ends, (3, 4), strict=True))
+    connect += 'os.execv(sys.argv[1], sys.argv[1:])'
     process = subprocess.Popen(
-        [str(EXECUTABLE), *_FLAGS, f'--user-data-dir={profile}'],
-        preexec_fn=connect,
-        pass_fds=(3, 4),
+        [sys.executable, '-c', connect, str(EXECUTABLE), *_FLAGS, f'--user-data-dir={profile}'],
+        pass_fds=ends,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
