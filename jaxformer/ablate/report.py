@@ -125,10 +125,13 @@ def as_markdown(results: collect.Results, measured: examples.Measured) -> str:
         lines += ['## Runs that are in no mean', '']
         lines += [f'- {describe(item)}' for item in left_out]
         lines += ['']
-    lines += ['## Cells', '']
-    for name, rows_ in differences(results):
-        lines += [f'- {name}: ' + ('; '.join(f'{field} {base} → {value} ({how})' for field, base, value, how in rows_))]
-    lines += ['', '## Conditions', '', *(f'- {name}: {value}' for name, value in lint.conditions(results)), '']
+    if changed := differences(results):
+        lines += ['## Cells', '']
+        for name, fields in changed:
+            texts = (f'{field} {base} → {value} ({how})' for field, base, value, how in fields)
+            lines.append(f'- {name}: {"; ".join(texts)}')
+        lines.append('')
+    lines += ['## Conditions', '', *(f'- {name}: {value}' for name, value in lint.conditions(results)), '']
     return '\n'.join(map(literal, lines))
 
 

@@ -214,3 +214,11 @@ def test_pauses_do_not_count_as_time(workdir):
         ((start['time'], start['time'] + first), (later['time'], later['time'] + 5)), first + 5 / 4
     )
     assert result.versions == ('0.1.0', '0.2.0')
+
+
+def test_a_grid_of_one_cell_has_no_section_about_others(tmp_path):
+    launch.run(standin.make_plan(tmp_path, '[{}]'), tmp_path / 'grid', 2, standin.Standin(), say=lambda line: None)
+    written = report.write(tmp_path / 'grid')
+    assert [line for line in written['md'].read_text().splitlines() if line.startswith('## ')] == ['## Conditions']
+    html = written['html'].read_text()
+    assert 'id="cells-title"' not in html and 'id="costs-title"' not in html and '1 cell × 2 seeds, 2 runs' in html
