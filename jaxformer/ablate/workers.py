@@ -17,8 +17,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from jaxformer.ablate import launch, ledger, plan
 from jaxformer.train.signals import Preempted
@@ -49,12 +51,21 @@ def run(
     always = {'PYTHONUNBUFFERED': '1'}
     lock = threading.Lock()
 
-    def tell(line: str) -> None:
+    def tell(line: str, by: Callable[[str], None] = say) -> None:
         with lock, suppress(OSError):  # who read it has gone; what the workers say is taken off them all the same
-            say(line)
+            by(line)
+
+    def attend(index: int, process: subprocess.Popen[str]) -> None:
+        listen = lambda: _listen(process.stderr, f'worker {index}: ', partial(tell, by=_warn))  # noqa: E731
+        warnings = threading.Thread(target=listen, daemon=True)
+        warnings.start()
+        _listen(process.stdout, f'worker {index}: ', tell)
+        warnings.join(10)
+        if process.wait() not in (0, 1, Preempted.exit_status) and not stopped:
+            tell(f'worker {index} (pid {process.pid}) {_end(process.returncode)}; the others take its runs')
 
     processes: list[subprocess.Popen[str]] = []
-    readers = []
+    attending = []
     with _passed_on(processes) as stopped:
         for index, (cores, variables) in enumerate(places):
             with _pinned(cores):  # a child has the cores of the thread that made it
@@ -63,7 +74,7 @@ def run(
                     env={**os.environ, **variables, launch.WORKER: str(index), PARENT: str(os.getpid()), **always},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
+                    stderr=subprocess.PIPE,
                     text=True,
                     errors='replace',
                     process_group=0,  # Ctrl-C at a terminal reaches this process only, which passes it on once
@@ -71,14 +82,11 @@ def run(
             processes.append(process)
             if stopped:
                 process.send_signal(signal.SIGTERM)
-            reader = threading.Thread(target=_listen, args=(process, f'worker {index}: ', tell), daemon=True)
-            reader.start()
-            readers.append(reader)
-        for index, (process, reader) in enumerate(zip(processes, readers, strict=True)):
+            attending.append(threading.Thread(target=attend, args=(index, process), daemon=True))
+            attending[-1].start()
+        for process, thread in zip(processes, attending, strict=True):
             process.wait()
-            reader.join(10)
-            if process.returncode not in (0, 1, Preempted.exit_status) and not stopped:
-                tell(f'worker {index} (pid {process.pid}) {_end(process.returncode)}; the others take its runs')
+            thread.join(10)  # not for ever: what the worker started may keep its output open
     states = Counter(ledger.read_run(item.path).state for item in planned)
     say(f'{len(planned)} runs: ' + ', '.join(f'{states[state]} {state}' for state in ledger.STATES if states[state]))
     if states.keys() <= {'done', 'failed'}:
@@ -183,10 +191,13 @@ def _passed_on(processes: Sequence[subprocess.Popen[str]]) -> Iterator[list[int]
             signal.signal(number, handler)
 
 
-def _listen(process: 'subprocess.Popen[str]', prefix: str, say: Callable[[str], None]) -> None:
-    assert process.stdout
-    for line in process.stdout:
-        say(prefix + line.rstrip())
+def _listen(stream: IO[str] | None, prefix: str, tell: Callable[[str], None]) -> None:
+    for line in stream or ():
+        tell(prefix + line.rstrip())
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _end(status: int) -> str:
