@@ -22,16 +22,12 @@ from typing import Any
 from jaxformer.errors import RunError
 
 RUNS = 8
-GRID = '''"""Eight seeds of one configuration."""
-
-from configs import quickstart
-
-get_config = quickstart.get_config
-
-
-def grid():
-    return [{}]
-'''
+GRID = (
+    '"""Eight seeds of one configuration."""\n\n'
+    'from configs import quickstart\n\n'
+    'get_config = quickstart.get_config\n\n\n'
+    'def grid():\n    return [{}]\n'
+)
 WAYS = ('commands', 'turns', 'cohort', 'default')
 
 

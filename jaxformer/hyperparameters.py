@@ -21,7 +21,7 @@ FIELDS = (
     'optim.label_smoothing',
     *(f'model.dropout.{place}' for place in DROPOUT_PLACES),
 )
-"""Of the configuration. Whether a rate is zero is a part of the program all the same: nothing is computed for it then."""
+"""Of the configuration. Whether a rate is zero is part of the program all the same: nothing is computed for it then."""
 
 _NEVER_OFF = ('optim.learning_rate', 'optim.beta1', 'optim.beta2')
 

@@ -17,6 +17,7 @@ from quick import jit
 
 import jaxformer
 from jaxformer import config, hyperparameters, objectives, optim, rules, sharding
+from jaxformer.ablate import together
 from jaxformer.data import corpus
 from jaxformer.model import ops, transformer
 from jaxformer.train.loop import train
@@ -146,15 +147,17 @@ def test_every_field_is_read(reads, tmp_path):
         jax.eval_shape(loss_of(cfg), transformer.abstract_params(cfg.model, V, Y))
     for changes in SOURCES:
         corpus.prepared_directory(resolved(changes).data)
+    cfg = resolved({'data.name': 'copy', 'data.dir': str(tmp_path / 'data'), 'cohort.mode': 'map', 'cohort.size': 2})
+    assert together.Shared(cfg).fitting([cfg] * 3) == 2 and together.mode_of(cfg) == 'map'
     assert {path for path, pair in fields().items() if pair not in reads} == DERIVES_ONLY
 
 
 def test_what_is_read_by_nobody_is_found(reads):
     cfg = resolved({})
     optim.schedule(cfg)
-    assert (config.OptimConfig, 'schedule') in reads and (config.OptimConfig, 'beta1') not in reads
-    assert cfg.optim.beta1 == 0.9
-    assert (config.OptimConfig, 'beta1') not in reads  # read here, but not by the package
+    assert (config.OptimConfig, 'schedule') in reads and (config.OptimConfig, 'epsilon') not in reads
+    assert cfg.optim.epsilon == 1e-9
+    assert (config.OptimConfig, 'epsilon') not in reads  # read here, but not by the package
 
 
 def test_what_derives_only_is_passed_on():
@@ -424,6 +427,7 @@ ELSEWHERE = {
     'data.tokenizer': 'data/test_vocab.py::test_json_holds_all_that_reading_a_text_needs',
     'data.packing': 'data/test_splits.py::test_segments_mark_the_documents',
     'data.labels': 'data/test_stdlib.py::test_another_longest_bucket_and_another_label_are_prepared_anew',
+    'cohort.mode': 'ablate/test_cohort.py::test_off_and_a_mesh_of_several_devices_mean_one_at_a_time',
 }
 """Which test shows what the choices of a field do, where it is not one of the above."""
 

@@ -8,8 +8,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / 'jaxformer'
 
 LAYERS = (
-    {'errors'}, {'claims', 'files', 'values', 'pyfile'}, {'rules'}, {'config'}, {'hyperparameters', 'runtime'}, {'data'},
-    {'model'}, {'sharding'},
+    {'errors'}, {'claims', 'files', 'values', 'pyfile'}, {'rules'}, {'config'}, {'hyperparameters', 'runtime'},
+    {'data'}, {'model'}, {'sharding'},
     {'optim', 'losses', 'objectives'}, {'checkpoint'}, {'decode'}, {'train'}, {'inspection'}, {'ablate'}, {'main'},
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

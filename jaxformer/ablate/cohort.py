@@ -52,7 +52,7 @@ class Trainer:
             self._key = key
         if alone:
             return [_alone(cfg, path, self._kept) for cfg, path in zip(configs, paths, strict=True)]
-        size = configs[0].cohort.size or self._kept.fitting(configs)
+        size = self._kept.fitting(configs)
         outcomes: list[Outcome] = []
         while left := len(configs) - len(outcomes):
             part = slice(len(outcomes), len(outcomes) + math.ceil(left / math.ceil(left / size)))  # of equal sizes

@@ -148,7 +148,12 @@ class Shared:
         return self._steps[count]
 
     def fitting(self, configs: Sequence[Config]) -> int:
-        """How many of these runs go into memory at once, by what the compiler says of the largest batch."""
+        """How many of these runs are trained at once: cohort.size, or as many as go into memory.
+
+        What they take is what the compiler says of the program of the largest batch.
+        """
+        if self._cfg.cohort.size:
+            return min(self._cfg.cohort.size, len(configs))
         split, rows_B = self.program.corpus.split('train'), np.full(self._cfg.train.batch_size, -1)
         row = (self.program.target, split.batch(rows_B, self._cfg.data.buckets[-1]), np.bool_(True))
         size = len(configs)
