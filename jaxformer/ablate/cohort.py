@@ -22,11 +22,6 @@ from jaxformer.train.program import Program
 from jaxformer.train.signals import Preempted
 
 
-def program(cfg: Config) -> Hashable:
-    """Equal for runs that can be a cohort."""
-    return hyperparameters.program(cfg)
-
-
 class Trainer:
     """Trains runs one cohort after the other, and keeps what is compiled for the next one of the same program."""
 
@@ -34,7 +29,11 @@ class Trainer:
         self._key: Hashable = None
         self._kept: Any = None
 
-    def train(self, configs: Sequence[Config], workdirs: Sequence[epath.PathLike]) -> list[Outcome]:
+    def program(self, cfg: Config, /) -> Hashable:
+        """Equal for runs that can be a cohort."""
+        return hyperparameters.program(cfg)
+
+    def train(self, configs: Sequence[Config], workdirs: Sequence[epath.PathLike], /) -> list[Outcome]:
         """Trains runs of one `program` to their ends, or goes on with what is there; the outcome of each.
 
         Raises:
@@ -42,7 +41,7 @@ class Trainer:
         """
         paths = [epath.Path(workdir).expanduser() for workdir in workdirs]
         alone = len(configs) == 1 or mode_of(configs[0]) is None
-        key = (program(configs[0]), alone)
+        key = (self.program(configs[0]), alone)
         if key != self._key:
             self._key = self._kept = None  # before anything new takes memory
             try:

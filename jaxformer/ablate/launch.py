@@ -34,6 +34,9 @@ WORKER = 'JAXFORMER_WORKER'
 """Environment variable: which one of several workers (0, 1, …) this process is, so that they begin with different runs.
 Whoever starts workers sets it, and writes the report."""
 
+PATIENCE = 'JAXFORMER_PATIENCE'
+"""Environment variable: seconds that a worker waits with nothing to do before it leaves; to the end without it."""
+
 Result = Mapping[str, Any] | Exception
 
 
@@ -80,7 +83,7 @@ def run(
 
     Args:
       seeds: number of seeds of each cell.
-      cohort: by default `jaxformer.ablate.cohort`.
+      cohort: by default a `jaxformer.ablate.cohort.Trainer`.
       workers: how many processes work on the grid, this one included: a hint for dividing it.
       retry_failed: take failed runs up again, too.
       say: gets one line per run.
@@ -125,9 +128,10 @@ def prepare(
 
 
 def _default_cohort() -> Cohort:
-    from jaxformer.ablate import cohort
+    from jaxformer.ablate.cohort import Trainer  # late: it starts a backend
 
-    return Cohort(cohort.program, cohort.Trainer().train)
+    trainer = Trainer()
+    return Cohort(trainer.program, trainer.train)
 
 
 class _Worker:
@@ -144,6 +148,7 @@ class _Worker:
     ) -> None:
         self._planned, self._workdir, self._metric, self._cohort = planned, workdir, metric, cohort
         self._workers, self._index, self._say = workers, int(os.environ.get(WORKER, '0')), say
+        self._patience = float(os.environ.get(PATIENCE, 'inf'))
         self._programs = {item.path: cohort.program(item.config) for item in planned}
         names = (f'{item.cell.label} seed {item.seed}' for item in planned)
         self._names = {
@@ -155,10 +160,12 @@ class _Worker:
     def work(self, poll: float) -> bool:
         """Until every run has a verdict; False where it was stopped before."""
         waiting_for = ''
+        idle_since = math.inf
         first = True
         while True:
             open_runs, held = self._look(first)
             first = False
+            idle_since = math.inf if open_runs else min(idle_since, time.monotonic())
             if open_runs:
                 group = self._part(open_runs, held)
                 before = [ledger.read_run(item.path) for item in group]
@@ -172,6 +179,9 @@ class _Worker:
                 if holders != waiting_for:
                     waiting_for = holders
                     self._say(f'waits for {len(held)} run{"s" * (len(held) > 1)} of other live processes ({holders})')
+                if time.monotonic() - idle_since > self._patience:
+                    self._say(f'leaves {len(held)} run{"s" * (len(held) > 1)} to the processes that hold them')
+                    return True
                 _wait(poll)
             else:
                 return True

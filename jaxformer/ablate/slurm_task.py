@@ -7,7 +7,8 @@
    queue, from where it goes on in the same directories, appending to the same log.
 3. TERM saves and leaves. It precedes the end by `scancel`, which is meant, and the restart by `scontrol requeue`.
 4. A task that was put back several times and did not get a step further is not put back again: it never would.
-5. A task that fails or is killed leaves the others alone: they take its runs, and so does the same command later.
+5. With nothing to do but to wait for other tasks it leaves, once those would be known as dead if they were.
+6. A task that fails or is killed leaves the others alone: they take its runs, and so does the same command later.
 """
 
 import os
@@ -19,6 +20,7 @@ import traceback
 from collections.abc import Sequence
 from types import FrameType
 
+from jaxformer import claims
 from jaxformer.ablate import launch, ledger
 from jaxformer.ablate import report as reports
 from jaxformer.train.signals import Preempted
@@ -34,6 +36,7 @@ def work(arguments: Sequence[str], workdir: str, report: bool) -> None:
       report: write it once no run is left, as nobody waits who would.
     """
     os.environ[launch.WORKER] = os.environ.get('SLURM_ARRAY_TASK_ID', '0')
+    os.environ.setdefault(launch.PATIENCE, str(2 * claims.STALE))  # a node that waits is paid for
     restarts = int(os.environ.get('SLURM_RESTART_COUNT', '0'))
     print(f'restart {restarts}: jaxformer {" ".join(arguments)}', flush=True)
     before = _steps(workdir)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxformer import claims
+from jaxformer import claims, hyperparameters
 from jaxformer.ablate import cohort, members, together
 from jaxformer.errors import RunError, UserError
 from jaxformer.train import loop, program
@@ -201,7 +201,7 @@ def test_the_size_of_a_cohort_follows_from_memory(tmp_path, free_evaluation, mon
     short = {'train.num_steps': 3, 'train.checkpoint_every': 3}
     four = configs(*[short] * 4, cohort__mode='map')
     shared = together.Shared(four[0])
-    values = together.stacked([cohort.hyperparameters.of(cfg) for cfg in four])
+    values = together.stacked([hyperparameters.of(cfg) for cfg in four])
     assert shared.fitting(four) == 4
     (largest,) = [together.needed_bytes(found) for found in shared.step(4)._compiled.values()]
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in __import__('jax').tree.leaves(shared.program.target))
@@ -248,7 +248,9 @@ def test_off_and_a_mesh_of_several_devices_mean_one_at_a_time():
     ],
 )
 def test_a_cohort_is_of_runs_with_one_program(change, same):
-    assert (cohort.program(small.make(BASE)) == cohort.program(small.make({**BASE, **change}))) is same
+    assert (
+        hyperparameters.program(small.make(BASE)) == hyperparameters.program(small.make({**BASE, **change}))
+    ) is same
 
 
 CHILD = """

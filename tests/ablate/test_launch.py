@@ -126,6 +126,18 @@ def test_a_run_of_another_live_process_is_left_to_it_and_waited_for(tmp_path):
     assert train.started == [(24, 0, 0), (16, 0, 0)]
 
 
+def test_a_worker_of_little_patience_leaves_what_others_hold_to_them(tmp_path, monkeypatch):
+    monkeypatch.setenv(launch.PATIENCE, '0.3')
+    grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")
+    first, _ = plan.runs(grid, tmp_path / 'grid', 1)
+    first.path.mkdir(parents=True)
+    with claims.hold(first.path):
+        outcome, lines = run_quietly(grid, tmp_path / 'grid', 1, standin.Standin())
+        assert ledger.read_run(first.path).state == 'running'
+    assert outcome == launch.Outcome(finished=1, present=0, others=0, failed=0, stopped=False)
+    assert 'leaves 1 run to' in lines[-1]
+
+
 @pytest.mark.parametrize('how', ['preempted', 'interrupted'])
 def test_preemption_stops_the_grid_and_the_rerun_resumes(tmp_path, how):
     grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16, 24)})")
