@@ -21,7 +21,13 @@ def task(tmp_path, monkeypatch):
     scontrol.parent.mkdir()
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {notes}\n')
     scontrol.chmod(0o755)
-    variables = {'SLURM_JOB_ID': '9', 'SLURM_ARRAY_JOB_ID': '7', 'SLURM_ARRAY_TASK_ID': '2', launch.WORKER: '0'}
+    variables = {
+        'SLURM_JOB_ID': '9',
+        'SLURM_ARRAY_JOB_ID': '7',
+        'SLURM_ARRAY_TASK_ID': '2',
+        launch.WORKER: '0',
+        launch.PATIENCE: '9',
+    }
     for name, value in {**variables, 'PATH': f'{scontrol.parent}:{os.environ["PATH"]}'}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr('sys.argv', ['pytest'])
