@@ -61,10 +61,10 @@ for line in sys.stdin:
 
 
 @contextlib.contextmanager
-def python(code, *arguments):
+def python(code, *arguments, before=()):
     env = {**os.environ, 'PYTHONPATH': str(ROOT)}
     pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
-    process = subprocess.Popen([sys.executable, '-c', code, *map(str, arguments)], env=env, **pipes)
+    process = subprocess.Popen([*before, sys.executable, '-c', code, *map(str, arguments)], env=env, **pipes)
     try:
         yield process
     finally:
@@ -147,10 +147,33 @@ def test_a_holder_elsewhere_is_followed_after_stale_seconds_and_not_before(tmp_p
         assert 1.5 <= waited < 1.5 + 5
     with claims.hold(tmp_path, heartbeat=0.05):  # one that lives is not, however long it takes
         elsewhere(tmp_path)
-        for _ in range(20):
-            time.sleep(0.05)
-            with pytest.raises(claims.BusyError), claims.hold(tmp_path, stale=0.9):
+        for _ in range(25):
+            time.sleep(0.1)
+            with pytest.raises(claims.BusyError), claims.hold(tmp_path, stale=2.0):
                 pass
+
+
+def test_a_pid_of_another_container_means_nothing_here(tmp_path):
+    """There it is 1 or 2, which live here as well; its heartbeat is what counts, and ends with it."""
+    apart = ['unshare', '--pid', '--fork', '--kill-child', '--mount-proc']
+    if os.getuid() or subprocess.run([*apart, 'true'], capture_output=True).returncode:
+        pytest.skip('needs the right to make a namespace of processes')
+    with python(HOLDER, tmp_path, before=apart) as process:
+        assert process.stdout.readline() == 'held\n', process.stderr.read()
+        assert claims.holder(tmp_path).pid < 9
+        time.sleep(2.3)
+        with pytest.raises(claims.BusyError), claims.hold(tmp_path, stale=2.0):  # it is touched ten times a second
+            pass
+        process.kill()
+        process.wait()
+        killed = time.monotonic()
+        while True:
+            try:
+                with claims.hold(tmp_path, stale=2.0):
+                    break
+            except claims.BusyError:
+                time.sleep(0.02)
+        assert 0.5 < time.monotonic() - killed < 2.0 + 5
 
 
 def test_clocks_that_differ_do_no_harm(tmp_path, monkeypatch):
