@@ -180,5 +180,6 @@ def get_config() -> ConfigDict:
     config.runtime.compilation_cache = (
         '~/.cache/jaxformer/xla'  # compiled programs kept between runs; '' = as JAX is set
     )
+    config.runtime.freed_memory = 'keep'  # keep | return; keep: of the host, for the next step, which is quicker on CPU
     config.runtime.deterministic = False  # ask XLA for deterministic reductions on GPU (a CPU run always is)
     return config

@@ -237,6 +237,7 @@ class CohortConfig:
 @dataclasses.dataclass(frozen=True)
 class RuntimeConfig:
     compilation_cache: str
+    freed_memory: str
     deterministic: bool
 
 

@@ -48,6 +48,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'data.tokenizer': ('native', 'characters', 'bytes', 'bpe', 'file'),
     'data.packing': ('stream', 'documents'),
     'data.labels': ('package', 'syntax'),
+    'runtime.freed_memory': ('keep', 'return'),
     'cohort.mode': ('auto', 'map', 'vmap', 'off'),
 }
 """What a categorical field may be. The code that reads a field has a table with the same keys."""
