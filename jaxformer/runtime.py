@@ -49,7 +49,7 @@ def keep_freed_memory() -> bool:
     between, every page of it is made and cleared again: 38 % of the processor time of a step of configs/quickstart.py.
     """
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None) if sys.platform == 'linux' else None
-    return mallopt is not None and all([mallopt(parameter, value) for parameter, value in _MALLOC.values()])
+    return mallopt is not None and all(mallopt(parameter, value) for parameter, value in _MALLOC.values())
 
 
 def determinism() -> str:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +42,11 @@ def test_determinism_is_asked_for_before_a_backend_starts_and_other_flags_stay()
 import os
 from jaxformer import runtime
 from jaxformer.config import RuntimeConfig
-runtime.configure(RuntimeConfig(compilation_cache='', deterministic=True))
-runtime.configure(RuntimeConfig(compilation_cache='', deterministic=True))
+runtime.configure(RuntimeConfig(compilation_cache='', freed_memory='return', deterministic=True))
+runtime.configure(RuntimeConfig(compilation_cache='', freed_memory='return', deterministic=True))
 import jax
 jax.devices()
-runtime.configure(RuntimeConfig(compilation_cache='', deterministic=True))
+runtime.configure(RuntimeConfig(compilation_cache='', freed_memory='return', deterministic=True))
 print(os.environ['XLA_FLAGS'])
 """
     printed = run(program, XLA_FLAGS='--xla_force_host_platform_device_count=2').split()
@@ -56,8 +57,8 @@ def test_determinism_asked_for_too_late_is_an_error(monkeypatch):
     jax.devices()
     monkeypatch.setenv('XLA_FLAGS', '')
     with pytest.raises(UserError, match='config.runtime.deterministic=True.*XLA_FLAGS=--xla'):
-        runtime.configure(RuntimeConfig(compilation_cache='', deterministic=True))
-    runtime.configure(RuntimeConfig(compilation_cache='', deterministic=False))
+        runtime.configure(RuntimeConfig(compilation_cache='', freed_memory='return', deterministic=True))
+    runtime.configure(RuntimeConfig(compilation_cache='', freed_memory='return', deterministic=False))
     assert os.environ['XLA_FLAGS'] == ''
 
 
@@ -66,7 +67,8 @@ def test_compiled_programs_are_kept_where_the_config_says(tmp_path):
 import jax
 from jaxformer import runtime
 from jaxformer.config import RuntimeConfig
-runtime.configure(RuntimeConfig(compilation_cache={str(tmp_path / 'xla')!r}, deterministic=False))
+cache = {str(tmp_path / 'xla')!r}
+runtime.configure(RuntimeConfig(compilation_cache=cache, freed_memory='return', deterministic=False))
 jax.jit(lambda x: x * 3 + 1)(jax.numpy.arange(7.0))
 """
     run(program)
@@ -85,3 +87,29 @@ def test_compilations_are_counted_once_per_shape():
     for size in (3, 4, 3, 4, 3):
         assert double(jnp.ones(size)).sum() == 2 * size
     assert double.compilations == 2
+
+
+def test_what_is_freed_stays_with_the_process_unless_it_is_to_be_returned():
+    """Pages that are made anew for an array of 64 MB that is written and freed, again and again."""
+    code = """
+import resource, sys
+import numpy as np
+from configs import base
+from jaxformer import config, runtime
+edited = base.get_config()
+config.override(edited, {'runtime.freed_memory': sys.argv[1], 'runtime.compilation_cache': ''})
+runtime.configure(config.resolve(edited).runtime)
+fill = lambda: np.ones(2**24, np.float32).sum()
+fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    fill()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10)
+"""
+    around = {'cwd': Path(__file__).parents[1], 'env': {**os.environ, 'NUMPY_MADVISE_HUGEPAGE': '0'}}
+    command = [sys.executable, '-c', code]
+    faults = [
+        int(subprocess.run([*command, how], **around, stdout=-1, text=True, check=True).stdout)
+        for how in ('keep', 'return')
+    ]
+    assert faults[0] < 500 < 10_000 < faults[1]

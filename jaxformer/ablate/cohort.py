@@ -23,9 +23,13 @@ from jaxformer.train.signals import Preempted
 
 
 class Trainer:
-    """Trains runs one cohort after the other, and keeps what is compiled for the next one of the same program."""
+    """Trains runs one cohort after the other, and keeps what is compiled for the next one of the same program.
 
-    def __init__(self) -> None:
+    workers: how many such processes share this machine's memory.
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self._workers = workers
         self._key: Hashable = None
         self._kept: Any = None
 
@@ -34,7 +38,10 @@ class Trainer:
         return hyperparameters.program(cfg)
 
     def train(self, configs: Sequence[Config], workdirs: Sequence[epath.PathLike], /) -> list[Outcome]:
-        """Trains runs of one `program` to their ends, or goes on with what is there; the outcome of each.
+        """Trains the first ones of some runs of one `program` to their ends, or goes on with what is there.
+
+        Returns:
+          Their outcomes, in order: of as many as are trained together, or of one.
 
         Raises:
           Preempted: a signal came; every run is saved up to its last finished step.
@@ -50,13 +57,10 @@ class Trainer:
                 return [error] * len(configs)
             self._key = key
         if alone:
-            return [_alone(cfg, path, self._kept) for cfg, path in zip(configs, paths, strict=True)]
-        size = self._kept.fitting(configs)
-        outcomes: list[Outcome] = []
-        while left := len(configs) - len(outcomes):
-            part = slice(len(outcomes), len(outcomes) + math.ceil(left / math.ceil(left / size)))  # of equal sizes
-            outcomes += Members(self._kept, configs[part], paths[part]).outcomes_of_all()
-        return outcomes
+            return [_alone(configs[0], paths[0], self._kept)]
+        cohorts = math.ceil(len(configs) / self._kept.fitting(configs, self._workers))
+        size = math.ceil(len(configs) / cohorts)  # the same for all of them
+        return Members(self._kept, configs[:size], paths[:size]).outcomes_of_all()
 
 
 def _alone(cfg: Config, path: epath.Path, shared: Program) -> Outcome:

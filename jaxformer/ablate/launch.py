@@ -92,7 +92,7 @@ def run(
       UserError: a cell is not as large as it was to be, or the directory cannot be written or is another grid's.
     """
     planned = prepare(grid_plan, workdir, seeds, retry_failed)
-    worker = _Worker(planned, epath.Path(workdir), grid_plan.metric, cohort or _default_cohort(), workers, say)
+    worker = _Worker(planned, epath.Path(workdir), grid_plan.metric, cohort or _default_cohort(workers), workers, say)
     try:
         stopped = not worker.work(poll)
     except (Preempted, KeyboardInterrupt):
@@ -127,10 +127,10 @@ def prepare(
     return planned
 
 
-def _default_cohort() -> Cohort:
+def _default_cohort(workers: int) -> Cohort:
     from jaxformer.ablate.cohort import Trainer  # late: it starts a backend
 
-    trainer = Trainer()
+    trainer = Trainer(workers)
     return Cohort(trainer.program, trainer.train)
 
 

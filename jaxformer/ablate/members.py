@@ -165,10 +165,11 @@ class Members:
     def _out(self, number: int, error: BaseException | None = None) -> None:
         """The end of a run: its status is written, its directory is free."""
         run = self.alive.pop(number, None)
-        try:
-            finish(self.configs[number], self.paths[number], run, error)
-        except RunError as broken:
-            error = error or broken
+        if claim := self.claimed.get(number):
+            try:
+                finish(self.configs[number], self.paths[number], claim, run, error)
+            except RunError as broken:
+                error = error or broken
         self.outcomes[number] = error or (run and run.metrics)
         self.held[number].close()
 

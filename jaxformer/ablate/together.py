@@ -147,10 +147,11 @@ class Shared:
             self._steps[count] = Together(self._step, str(mode_of(self._cfg)), devices[:count])
         return self._steps[count]
 
-    def fitting(self, configs: Sequence[Config]) -> int:
+    def fitting(self, configs: Sequence[Config], workers: int = 1) -> int:
         """How many of these runs are trained at once: cohort.size, or as many as go into memory.
 
-        What they take is what the compiler says of the program of the largest batch.
+        What they take is what the compiler says of the program of the largest batch. The memory of the host is shared
+        with the other workers.
         """
         if self._cfg.cohort.size:
             return min(self._cfg.cohort.size, len(configs))
@@ -163,7 +164,8 @@ class Shared:
                 lambda leaf, size=size: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), row
             )
             step = self.step(size)
-            room = free_bytes(step.mesh.devices.flat[0])
+            device = step.mesh.devices.flat[0]
+            room = free_bytes(device) / (workers if device.platform == 'cpu' else 1)
             needed = needed_bytes(step.compiled(state_C, batch_C, values_C, active_C))
             if needed <= room:
                 break

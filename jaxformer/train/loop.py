@@ -5,7 +5,7 @@ What `train` does with a directory:
      rounding): where data and compiled programs lie, how often something is logged, saved or evaluated, what happens
      after a number that is not finite, the mesh, and num_steps where the schedule does not depend on it.
   2. A run that is done is left alone: its metrics are returned.
-  3. It takes the lock of the directory; a second live process is refused.
+  3. It claims the directory; a second live process is refused.
   4. The newest whole checkpoint is restored; damaged ones are named and passed over. Steps without a whole one are an
      error, no steps at all are a fresh start, with the parameters of train.start_from where that is set.
   5. The data iterator goes on where the checkpoint left it; dropout keys follow from seed and step. On one topology of
@@ -48,11 +48,11 @@ def train(cfg: Config, workdir: epath.PathLike, program: Program | None = None) 
         try:
             run = Member(cfg, workdir, program or Program(cfg), claim)
             _to_the_end(run, stop)
-            finish(cfg, workdir, run)
+            finish(cfg, workdir, claim, run)
             return run.metrics
         except BaseException as error:
             error = stop.meant(error)
-            finish(cfg, workdir, run, error)
+            finish(cfg, workdir, claim, run, error)
             raise error
 
 

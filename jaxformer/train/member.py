@@ -12,7 +12,7 @@ from absl import logging
 from etils import epath
 
 from jaxformer import checkpoint, config, files, hyperparameters, runtime
-from jaxformer.claims import Claim, LostError
+from jaxformer.claims import Claim
 from jaxformer.config import Config
 from jaxformer.data import pipeline
 from jaxformer.data.splits import PairSplit
@@ -133,7 +133,6 @@ class Member:
     def evaluate(self, params: Any, decode: bool) -> None:
         """Losses of the whole split, error rates too where `decode`; after the last step those of every example."""
         paused = time.perf_counter()
-        self.claim.check()
         program, split = self.program, self.program.split
         examples = program.evaluator.examples(params, split)
         metrics = program.evaluator.totals(examples, split)
@@ -141,6 +140,7 @@ class Member:
             decoded = program.decoder.examples(params, split)
             metrics |= program.decoder.totals(decoded)
             examples |= decoded
+        self.claim.check()
         self.metrics = {f'{split.name}/{name}': value for name, value in metrics.items()}
         self._writer.write(self.step, self.metrics, compilations=program.compilations())
         if self.step == self.cfg.train.num_steps:
@@ -182,19 +182,25 @@ class Member:
         return values['loss']
 
 
-def finish(cfg: Config, workdir: epath.Path, run: Member | None, error: BaseException | None = None) -> None:
+def finish(
+    cfg: Config, workdir: epath.Path, claim: Claim, run: Member | None, error: BaseException | None = None
+) -> None:
     """Says in status.json how a run ended: done, or by which exception.
 
     A user's mistake leaves no trace, and a directory that was lost is another process's.
+
+    Raises:
+      RunError: the run is done, and that could not be written.
     """
     if error is None:
         assert run is not None
-        run.claim.check()
+        claim.check()
         write_status(workdir, 'done', run.step, cfg.train.num_steps, metrics=run.metrics)
-    elif not isinstance(error, (UserError, LostError)):
+    elif not isinstance(error, UserError):
         ended = 'preempted' if isinstance(error, (Preempted, KeyboardInterrupt)) else 'failed'
         reason = str(error) if isinstance(error, RunError) else f'{type(error).__name__}: {error}'
-        with contextlib.suppress(RunError):  # a full disk must not hide what happened
+        with contextlib.suppress(RunError):  # a full disk, or a directory that was lost, must not hide what happened
+            claim.check()
             write_status(workdir, ended, run.step if run else 0, cfg.train.num_steps, reason)
 
 

@@ -212,9 +212,13 @@ def test_the_size_of_a_cohort_follows_from_memory(tmp_path, free_evaluation, mon
     monkeypatch.setattr(
         together.Together, '__call__', lambda self, *args: (sizes.append(len(args[3])), step(self, *args))[1]
     )
-    outcomes = cohort.Trainer().train(four, directories(tmp_path))
-    assert sizes == [2] * 6 and all(isinstance(outcome, dict) for outcome in outcomes)
+    trainer, paths = cohort.Trainer(), directories(tmp_path)
+    first = trainer.train(four, paths)
+    assert sizes == [2] * 3 and len(first) == 2 and all(isinstance(outcome, dict) for outcome in first)
+    assert [path.exists() for path in paths] == [True, True, False, False]
+    assert len(trainer.train(four[2:], paths[2:])) == 2 and sizes == [2] * 6
     assert 'half of them are tried' in caplog.text
+    assert shared.fitting(four[:2]) == 2 and shared.fitting(four[:2], workers=2) == 1  # the host's memory is shared
 
 
 def test_free_memory_is_a_share_of_the_machines():
