@@ -1,11 +1,14 @@
-"""What does it cost to run eight seeds of configs/quickstart.py, one way or the other?
+"""What does it cost to run eight small runs, one way or the other?
 
-Question: the wall time of eight `jaxformer train` commands one after the other; of one process that takes the eight
-          runs in turn and keeps its compiled program; of a cohort, the eight as one program in one process; and of
-          `jaxformer ablate` as it is, which shares them out among processes. And the memory of each.
-Command:  make benchmark BENCHMARK=--case=grid    (or: python experiments/benchmark.py --case=grid)
+Question: the wall time of eight runs of configs/quickstart.py by eight `jaxformer train` commands one after the other
+          (each compiling, and with the cache that they share by default); by one process that takes them in turn
+          and keeps its compiled program; as a cohort, one program in one process; and by `jaxformer ablate` as it is,
+          which shares them out among processes. Eight seeds of one cell, and two cells (8 and 4 heads) of four seeds.
+          And the memory of each.
+Command:  make benchmark BENCHMARK='--case=grid --rounds=1'
 Result:   a table, one row for each way: medians over the rounds. In each round every way is taken once, in alternating
-          order, in new directories and with an empty compilation cache; ratios are formed within a round.
+          order, in new directories and with an empty compilation cache; ratios are formed within a round, to the
+          commands of the same eight runs and to the process that takes them in turn.
 """
 
 import os
@@ -22,58 +25,76 @@ from typing import Any
 from jaxformer.errors import RunError
 
 RUNS = 8
-GRID = (
-    '"""Eight seeds of one configuration."""\n\n'
-    'from configs import quickstart\n\n'
-    'get_config = quickstart.get_config\n\n\n'
-    'def grid():\n    return [{}]\n'
-)
-WAYS = ('commands', 'turns', 'cohort', 'default')
+GRIDS = {'one cell': ((4,), 8), 'two cells': ((8, 4), 4)}
+"""Name → (heads of each cell, seeds)."""
+
+TURNS = ('--launcher=inline', '--config.cohort.mode=off')
+WAYS: dict[tuple[str, str], tuple[str, ...] | None] = {
+    ('one cell', 'commands, each compiling'): None,
+    ('one cell', 'commands'): None,
+    ('one cell', 'turns'): TURNS,
+    ('one cell', 'cohort'): ('--launcher=inline',),
+    ('one cell', 'default'): (),
+    ('two cells', 'turns'): TURNS,
+    ('two cells', 'cohorts'): ('--launcher=inline',),
+    ('two cells', 'default'): (),
+}
+"""(grid, way) → what `jaxformer ablate` is told; None: eight times `jaxformer train`."""
 
 
-def arguments(way: str, grid: Path, where: Path, changes: Sequence[str]) -> list[list[str]]:
+def grid_file(heads: Sequence[int]) -> str:
+    """A grid of configs/quickstart.py with so many heads."""
+    return (
+        '"""Eight runs."""\n\nfrom configs import quickstart\n\nget_config = quickstart.get_config\n\n\n'
+        f'def grid():\n    return [{{"model.num_heads": heads}} for heads in {tuple(heads)}]\n'
+    )
+
+
+def arguments(way: tuple[str, str], scratch: Path, where: Path, changes: Sequence[str]) -> list[list[str]]:
     """The arguments of `jaxformer`, of one command after the other."""
     fields = [f'--config.{change}' for change in changes]
-    cache = f'--config.runtime.compilation_cache={where / "cache"}'
-    if way == 'commands':
+    cache = f'--config.runtime.compilation_cache={"" if "compiling" in way[1] else where / "cache"}'
+    if (flags := WAYS[way]) is None:
         one = ['train', '--config=configs/quickstart.py', cache, *fields]
         return [[*one, f'--config.seed={seed}', f'--workdir={where / str(seed)}'] for seed in range(RUNS)]
-    mode = {'turns': ['--launcher=inline', '--config.cohort.mode=off'], 'cohort': ['--launcher=inline'], 'default': []}
-    return [['ablate', f'--grid={grid}', f'--workdir={where}', f'--seeds={RUNS}', cache, *mode[way], *fields]]
+    grid, seeds = scratch / f'{way[0].replace(" ", "_")}.py', GRIDS[way[0]][1]
+    return [['ablate', f'--grid={grid}', f'--workdir={where}', f'--seeds={seeds}', cache, *flags, *fields]]
 
 
 def measure(rounds: int, changes: Sequence[str]) -> list[dict[str, Any]]:
-    """Seconds and bytes of each way, and its speed against the others, in the order of WAYS.
+    """Seconds and bytes of each way, and its speed against others, in the order of WAYS.
 
     Raises:
       RunError: a command failed, or left a run unfinished.
     """
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    peaks: dict[str, int] = dict.fromkeys(WAYS, 0)
+    seconds: dict[tuple[str, str], list[float]] = {way: [] for way in WAYS}
+    peaks = dict.fromkeys(WAYS, 0)
     scratch = Path(tempfile.mkdtemp(prefix='benchmark-'))
     try:
-        grid = scratch / 'eight.py'
-        grid.write_text(GRID)
+        for name, (heads, _) in GRIDS.items():
+            (scratch / f'{name.replace(" ", "_")}.py').write_text(grid_file(heads))
         for number in range(rounds):
-            for way in WAYS if number % 2 == 0 else WAYS[::-1]:
-                where = scratch / f'{way}-{number}'
+            for way in list(WAYS)[:: 1 if number % 2 == 0 else -1]:
+                where = scratch / 'runs'
                 begun = time.perf_counter()
-                for command in arguments(way, grid, where, changes):
+                for command in arguments(way, scratch, where, changes):
                     peaks[way] = max(peaks[way], run(command))
                 seconds[way].append(time.perf_counter() - begun)
                 done = len(list(where.rglob('examples/dev.npz')))
                 if done != RUNS:
-                    raise RunError(f'{way}: {done} of {RUNS} runs are done')
+                    raise RunError(f'{", ".join(way)}: {done} of {RUNS} runs are done')
                 shutil.rmtree(where)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     against = lambda way, other: [b / a for a, b in zip(seconds[way], seconds[other], strict=True)]  # noqa: E731
     return [
         {
-            'way': way,
+            'grid': way[0],
+            'way': way[1],
             'seconds': spread(seconds[way]),
-            'x commands': spread(against(way, 'commands')),
-            'x turns': spread(against(way, 'turns')),
+            'x commands': spread(against(way, ('one cell', 'commands'))),
+            'x compiling': spread(against(way, ('one cell', 'commands, each compiling'))),
+            'x turns': spread(against(way, (way[0], 'turns'))),
             'peak_bytes': peaks[way],
         }
         for way in WAYS
@@ -126,10 +147,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The results as a Markdown table: `median (least to greatest)`."""
 
     def cell(values: Mapping[str, float], form: str) -> str:
+        if values['min'] == values['max']:
+            return f'{values["median"]:{form}}'
         return f'{values["median"]:{form}} ({values["min"]:{form}} to {values["max"]:{form}})'
 
-    lines = ['| eight runs | seconds | x commands | x turns | memory |', '|---|---:|---:|---:|---:|']
+    ratios = ('x compiling', 'x commands', 'x turns')
+    lines = [f'| eight runs | by | seconds | {" | ".join(ratios)} | memory |', '|---|---|---:|---:|---:|---:|---:|']
     for row in rows:
-        figures = [cell(row['seconds'], '.0f'), cell(row['x commands'], '.2f'), cell(row['x turns'], '.2f')]
-        lines.append(f'| {row["way"]} | {" | ".join(figures)} | {row["peak_bytes"] / 1e9:.2f} GB |')
+        figures = [cell(row['seconds'], '.0f'), *(cell(row[name], '.2f') for name in ratios)]
+        lines.append(f'| {row["grid"]} | {row["way"]} | {" | ".join(figures)} | {row["peak_bytes"] / 1e9:.2f} GB |')
     return '\n'.join(lines)

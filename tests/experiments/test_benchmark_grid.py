@@ -8,21 +8,37 @@ from pathlib import Path
 import pytest
 
 from experiments import benchmark_grid
+from jaxformer.ablate import plan
 from jaxformer.errors import RunError
 
 
 def test_each_way_is_the_command_that_it_says():
-    grid, where = Path('eight.py'), Path('/there')
-    commands = {way: benchmark_grid.arguments(way, grid, where, ['train.num_steps=3']) for way in benchmark_grid.WAYS}
-    assert [len(commands[way]) for way in benchmark_grid.WAYS] == [8, 1, 1, 1]
-    assert {command[0] for command in commands['commands']} == {'train'}
-    assert len({argument for command in commands['commands'] for argument in command if 'seed' in argument}) == 8
-    for way, expected in (('turns', '--config.cohort.mode=off'), ('cohort', '--launcher=inline')):
-        assert expected in commands[way][0]
-    assert not [argument for argument in commands['default'][0] if 'launcher' in argument or 'cohort' in argument]
-    for found in commands.values():
+    commands = {
+        way: benchmark_grid.arguments(way, Path('/grids'), Path('/there'), ['train.num_steps=3'])
+        for way in benchmark_grid.WAYS
+    }
+    one = {way: found for (grid, way), found in commands.items() if grid == 'one cell'}
+    assert {way: len(found) for way, found in one.items()} == {
+        'commands, each compiling': 8, 'commands': 8, 'turns': 1, 'cohort': 1, 'default': 1,
+    }  # fmt: skip
+    assert {command[0] for command in one['commands']} == {'train'}
+    assert len({argument for command in one['commands'] for argument in command if 'seed' in argument}) == 8
+    assert '--config.cohort.mode=off' in one['turns'][0] and '--launcher=inline' in one['cohort'][0]
+    assert not [argument for argument in one['default'][0] if 'launcher' in argument or 'cohort' in argument]
+    for way, found in commands.items():
         assert all('--config.train.num_steps=3' in command for command in found)
-        assert all('--config.runtime.compilation_cache=/there/cache' in command for command in found)  # begins empty
+        cache = '' if 'each compiling' in way[1] else '/there/cache'  # which begins empty
+        assert all(f'--config.runtime.compilation_cache={cache}' in command for command in found)
+    assert '--seeds=4' in commands['two cells', 'default'][0] and '--seeds=8' in one['default'][0]
+
+
+def test_a_grid_has_eight_runs(tmp_path):
+    for heads, seeds in benchmark_grid.GRIDS.values():
+        path = tmp_path / 'grid.py'
+        path.write_text(benchmark_grid.grid_file(heads))
+        grid = plan.resolve(plan.read(path, {'model.vocab_size': 71}))
+        assert len(plan.runs(grid, tmp_path, seeds)) == benchmark_grid.RUNS
+        assert [cell.config.model.num_heads for cell in grid.cells] == list(heads)
 
 
 def test_the_memory_is_that_of_a_process_and_its_children():
@@ -42,7 +58,8 @@ def test_a_command_that_fails_is_no_figure():
 
 def test_the_table():
     figures = {'median': 2.0, 'min': 1.5, 'max': 3.0}
-    row = {'way': 'cohort', 'seconds': figures, 'x commands': figures, 'x turns': figures, 'peak_bytes': 1_230_000_000}
+    row = {'grid': 'one cell', 'way': 'cohort', 'seconds': figures, 'peak_bytes': 1_230_000_000}
+    row |= {'x commands': figures, 'x compiling': {'median': 4.0, 'min': 4.0, 'max': 4.0}, 'x turns': figures}
     assert benchmark_grid.table([row]).splitlines()[-1] == (
-        '| cohort | 2 (2 to 3) | 2.00 (1.50 to 3.00) | 2.00 (1.50 to 3.00) | 1.23 GB |'
+        '| one cell | cohort | 2 (2 to 3) | 4.00 | 2.00 (1.50 to 3.00) | 2.00 (1.50 to 3.00) | 1.23 GB |'
     )
