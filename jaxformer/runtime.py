@@ -66,10 +66,13 @@ class CountedJit:
         self.compilations = 0
 
         def traced(*args: Any) -> Any:
-            self.compilations += 1
+            self.count()
             return function(*args)
 
         self._jitted = jax.jit(traced, **options)
+
+    def count(self) -> None:
+        self.compilations += 1
 
     def __call__(self, *args: Any) -> Any:
         return self._jitted(*args)

@@ -69,10 +69,11 @@ class Together:
       step: of one run, (state, batch, values) → (state, metrics).
       mode: a key of MODES.
       devices: their number divides C.
+      count: called at each compilation.
     """
 
-    def __init__(self, step: Step, mode: str, devices: Sequence[jax.Device]) -> None:
-        self.compilations = 0
+    def __init__(self, step: Step, mode: str, devices: Sequence[jax.Device], count: Callable[[], None]) -> None:
+        self._count = count
         self.mesh = Mesh(np.array(devices), ('runs',))
         self.sharding = NamedSharding(self.mesh, RUNS)
         together = MODES[mode](step)
@@ -85,7 +86,7 @@ class Together:
         """The program for arguments of these shapes, arrays or not."""
         key = tuple(leaf.shape for leaf in jax.tree.leaves(arguments[1:]))
         if key not in self._compiled:
-            self.compilations += 1
+            self._count()
             self._compiled[key] = self._jit.lower(*arguments).compile()
         return self._compiled[key]
 
@@ -144,7 +145,9 @@ class Shared:
         devices = jax.local_devices()
         count = next(n for n in range(min(len(devices), size), 0, -1) if size % n == 0)
         if count not in self._steps:
-            self._steps[count] = Together(self._step, str(mode_of(self._cfg)), devices[:count])
+            self._steps[count] = Together(
+                self._step, str(mode_of(self._cfg)), devices[:count], self.program.update.count
+            )
         return self._steps[count]
 
     def fitting(self, configs: Sequence[Config], workers: int = 1) -> int:

@@ -114,6 +114,7 @@ def test_a_member_leaves_the_directory_of_a_run_alone(cohort_of_four, alone):
         assert names(path) == names(other)
         assert small.checkpoints(path) == small.checkpoints(other)
         assert small.status(path)['status'] == 'done'
+        assert small.lines(path, 'compilations')[50] == {'train': 1, 'eval': 1, 'decode': 1}
         ours, theirs = read(path, 'dev'), read(other, 'dev')
         assert ours.keys() == theirs.keys() and ours['nll'] == pytest.approx(theirs['nll'], rel=1e-4)
         a, b = small.state(path), small.state(other)
