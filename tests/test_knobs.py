@@ -427,6 +427,7 @@ ELSEWHERE = {
     'data.tokenizer': 'data/test_vocab.py::test_json_holds_all_that_reading_a_text_needs',
     'data.packing': 'data/test_splits.py::test_segments_mark_the_documents',
     'data.labels': 'data/test_stdlib.py::test_another_longest_bucket_and_another_label_are_prepared_anew',
+    'runtime.freed_memory': 'test_runtime.py::test_what_is_freed_stays_with_the_process_unless_it_is_to_be_returned',
     'cohort.mode': 'ablate/test_cohort.py::test_off_and_a_mesh_of_several_devices_mean_one_at_a_time',
 }
 """Which test shows what the choices of a field do, where it is not one of the above."""

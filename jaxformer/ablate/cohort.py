@@ -7,6 +7,7 @@ is; and where one fails, the others go on.
 """
 
 import math
+import time
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class Trainer:
         Raises:
           Preempted: a signal came; every run is saved up to its last finished step.
         """
+        begun = time.time()
         paths = [epath.Path(workdir).expanduser() for workdir in workdirs]
         alone = len(configs) == 1 or mode_of(configs[0]) is None
         key = (self.program(configs[0]), alone)
@@ -60,7 +62,7 @@ class Trainer:
             return [_alone(configs[0], paths[0], self._kept)]
         cohorts = math.ceil(len(configs) / self._kept.fitting(configs, self._workers))
         size = math.ceil(len(configs) / cohorts)  # the same for all of them
-        return Members(self._kept, configs[:size], paths[:size]).outcomes_of_all()
+        return Members(self._kept, configs[:size], paths[:size], begun).outcomes_of_all()
 
 
 def _alone(cfg: Config, path: epath.Path, shared: Program) -> Outcome:

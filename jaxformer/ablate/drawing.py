@@ -18,6 +18,7 @@ _INK = '#0abc00'  # stands for the page's text colour until the SVG is written; 
 _WIDTH, _HEIGHT = 4.6, 2.9  # inches; at this width the labels are legible on a phone and in half a page alike
 _SETTINGS: dict[str, Any] = {
     'svg.fonttype': 'none',
+    'text.parse_math': False,  # a $ in a label is a $
     'font.size': 10,
     'text.color': _INK,
     'axes.edgecolor': _INK,

@@ -157,6 +157,8 @@ def read(workdir: epath.PathLike, expected: str | None = None) -> Ledger:
     """
     path = epath.Path(workdir) / files.GRID
     if not path.exists():
+        if (path.parent / files.CONFIG).exists():
+            raise UserError(f'--workdir={workdir}: the directory of a run; give that of a grid')
         raise UserError(f'--workdir={workdir}: holds no grid.json; start the grid with `jaxformer ablate`')
     content = files.read_json(path)
     try:

@@ -20,6 +20,9 @@ class Match:
 
     quantity: str
 
+    def __repr__(self) -> str:
+        return f'EQUAL_{self.quantity.upper()}'
+
 
 EQUAL_PARAMETERS = Match('parameters')
 EQUAL_FLOPS = Match('flops')

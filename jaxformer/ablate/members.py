@@ -34,10 +34,13 @@ class _Dispatched:
 
 
 class Members:
-    """Runs that are trained together; `alive` are those whose outcome is still open, by their number."""
+    """Runs that are trained together; `alive` are those whose outcome is still open, by their number.
 
-    def __init__(self, shared: Shared, configs: Sequence[Config], paths: Sequence[epath.Path]) -> None:
-        self.shared, self.configs, self.paths = shared, configs, paths
+    begun: when the process set to work on them, in seconds since 1970.
+    """
+
+    def __init__(self, shared: Shared, configs: Sequence[Config], paths: Sequence[epath.Path], begun: float) -> None:
+        self.shared, self.configs, self.paths, self.begun = shared, configs, paths, begun
         self.claimed: dict[int, Claim] = {}
         self.alive: dict[int, Member] = {}
         self.held = [contextlib.ExitStack() for _ in configs]  # claims and files, by number
@@ -74,9 +77,10 @@ class Members:
     def _restored(self) -> dict[int, TrainState]:
         """The states to go on from, of those that could be restored."""
         states = {}
+        program = self.shared.program
         for number, claim in self.claimed.items():
             with self._of(number):
-                run = Member(self.configs[number], self.paths[number], self.shared.program, claim, len(self.claimed))
+                run = Member(self.configs[number], self.paths[number], program, claim, self.begun, len(self.claimed))
                 states[number] = run.restored()
                 self.held[number].enter_context(run.writing())
                 self.alive[number] = run
@@ -109,8 +113,10 @@ class Members:
         pending: _Dispatched | None = None
         for step in range(first + 1, last + 1):
             batches = {number: next(run.batches) for number, run in self.alive.items() if begun[number] < step}
-            if not batches:
+            if not self.alive:
                 return
+            if not batches:  # those behind have gone; the others are waited for by nobody
+                continue
             filler = next(iter(batches.values()))
             batch_C = stacked([batches.get(number, filler) for number in row])
             active_C = np.array([number in batches for number in row])

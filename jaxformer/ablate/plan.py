@@ -49,10 +49,13 @@ def runs(plan: Plan, workdir: epath.PathLike, seeds: int) -> list[PlannedRun]:
       seeds: number of seeds of each cell; they count up from the base's `seed`.
 
     Raises:
-      UserError: `seeds` is less than one.
+      UserError: `seeds` is less than one, or leads beyond the largest seed.
     """
     if seeds < 1:
         raise UserError(f'--seeds={seeds}: must be at least 1')
+    last = plan.cells[0].config.seed + seeds - 1
+    if last > (largest := 2**31 - 1):
+        raise UserError(f'--seeds={seeds}: the last one would be {last}, more than {largest}; lower config.seed')
     planned = []
     for offset in range(seeds):
         for cell in plan.cells:

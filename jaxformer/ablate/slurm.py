@@ -6,6 +6,7 @@ those that are still in the queue instead of submitting a second array.
 
 import contextlib
 import io
+import math
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ OPTIONS: Mapping[str, tuple[type, str | None, str]] = {
 
 MOST_TASKS = 1000  # Slurm's default for the largest array is 1001
 POLL_SECONDS = (1.0, 15.0)  # from, up to: a queue must not be asked too often
+GONE_SECONDS = 3.0  # after which a job that is out of the queue is looked for again
 MOST_SILENT = 20  # times in a row, as far apart, that it need not answer
 
 
@@ -107,7 +109,7 @@ def parse(text: str) -> tuple[dict[str, Any], bool]:
     wait = True
     for part in re.split(r',(?=[\w.-]+=)', text) if text else ():
         name, equals, written = (piece.strip() for piece in part.partition('='))
-        if name.startswith('sbatch.') and equals:
+        if re.fullmatch(r'sbatch\.[\w-]+', name) and equals:
             further[name.removeprefix('sbatch.')] = written
             continue
         if name not in OPTIONS or not equals:
@@ -118,14 +120,14 @@ def parse(text: str) -> tuple[dict[str, Any], bool]:
             value = values.coerce('slurm', written, kind)
         except UserError as error:
             raise UserError(f'--slurm={name}={written}: {str(error).split(": ")[-1]}') from None
-        if kind in (int, float) and value <= 0:
-            raise UserError(f'--slurm={name}={written}: must be more than 0')
+        if kind in (int, float) and not 0 < value < math.inf:
+            raise UserError(f'--slurm={name}={written}: must be more than 0, and finite')
         if parameter is None:
             wait = value
         else:
             parameters[parameter] = value
     if 'mem' in parameters:
-        parameters['mem'] = f'{round(parameters["mem"] * 1024)}M'
+        parameters['mem'] = f'{math.ceil(parameters["mem"] * 1024)}M'
     return {'time': None, 'signal_delay_s': 120, **parameters, 'additional_parameters': further}, wait
 
 
@@ -199,7 +201,7 @@ def _submit(directory: Path, arguments: Sequence[str], tasks: int, parameters: M
 def _wait(jobs: Sequence[str], paths: Sequence[epath.Path], say: Callable[[str], None]) -> None:
     """Until none of the jobs is in the queue; says what changes. Tasks that would find nothing to do are taken out."""
     pause, most = POLL_SECONDS
-    shown, silent = '', 0
+    shown, silent, gone = '', 0, False
     while True:
         try:
             live: Counter[str] = sum((tasks for job, tasks in queue().items() if job in jobs), Counter())
@@ -210,8 +212,9 @@ def _wait(jobs: Sequence[str], paths: Sequence[epath.Path], say: Callable[[str],
                 raise
             time.sleep(most)
             continue
-        if not live:
+        if not live and gone:
             return
+        gone = not live  # twice in a row: one that is put back into the queue may be out of it for a moment
         states = Counter(ledger.read_run(path).state for path in paths)
         if states.keys() <= {'done', 'failed'}:
             subprocess.run(['scancel', '--quiet', '--state=PENDING', *jobs], capture_output=True)
@@ -219,7 +222,7 @@ def _wait(jobs: Sequence[str], paths: Sequence[epath.Path], say: Callable[[str],
         if text != shown:
             say(f'{time.strftime("%H:%M:%S")} {text}')
             shown, pause = text, POLL_SECONDS[0]
-        time.sleep(pause)
+        time.sleep(GONE_SECONDS if gone else pause)
         pause = min(1.5 * pause, most)
 
 

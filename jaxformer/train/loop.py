@@ -15,6 +15,8 @@ What `train` does with a directory:
   7. A user's mistake leaves the directory as it was.
 """
 
+import time
+
 from etils import epath
 
 from jaxformer import sharding
@@ -39,6 +41,7 @@ def train(cfg: Config, workdir: epath.PathLike, program: Program | None = None) 
       RunError: the run failed (not-finite numbers, no whole checkpoint, a full disk); status.json says why.
       Preempted: SIGTERM or SIGINT came; everything up to the last finished step is saved.
     """
+    begun = time.time()
     workdir = epath.Path(workdir).expanduser()
     metrics = directory.finished(cfg, workdir)
     if metrics is not None:
@@ -46,7 +49,7 @@ def train(cfg: Config, workdir: epath.PathLike, program: Program | None = None) 
     with directory.claimed(cfg, workdir) as claim, stop_signals() as stop:
         run = None
         try:
-            run = Member(cfg, workdir, program or Program(cfg), claim)
+            run = Member(cfg, workdir, program or Program(cfg), claim, begun)
             _to_the_end(run, stop)
             finish(cfg, workdir, claim, run)
             return run.metrics

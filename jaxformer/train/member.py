@@ -50,11 +50,15 @@ class Due:
 class Member:
     """One run; `step` is the last one that is finished and whose numbers were looked at.
 
-    claim: of this process on the directory. together: how many runs share the process's time, this one included.
+    claim: of this process on the directory. begun: when it set to work (seconds since 1970), data and compiling
+      included. together: how many runs share the process's time, this one included.
     """
 
-    def __init__(self, cfg: Config, workdir: epath.Path, program: Program, claim: Claim, together: int = 1) -> None:
-        self.cfg, self.workdir, self.program, self.claim, self.together = cfg, workdir, program, claim, together
+    def __init__(
+        self, cfg: Config, workdir: epath.Path, program: Program, claim: Claim, begun: float, together: int = 1
+    ) -> None:
+        self.cfg, self.workdir, self.program, self.claim = cfg, workdir, program, claim
+        self.begun, self.together = begun, together
         self.values = hyperparameters.of(cfg)
         self.batches = pipeline.train_iterator(cfg, program.corpus, jax.process_index(), jax.process_count())
         self.step = 0
@@ -86,7 +90,7 @@ class Member:
             self.step = step
             logging.info('%s: goes on from step %d', workdir, step)
         directory.mark(cfg, workdir, program.vocab)
-        write_environment(workdir, program.mesh.shape, runtime.determinism(), self.together)
+        write_environment(workdir, program.mesh.shape, runtime.determinism(), self.begun, self.together)
         write_status(workdir, 'running', self.step, cfg.train.num_steps)
         return state
 
@@ -193,7 +197,7 @@ def finish(
       RunError: the run is done, and that could not be written.
     """
     if error is None:
-        assert run is not None
+        assert run is not None and run.step == cfg.train.num_steps
         claim.check()
         write_status(workdir, 'done', run.step, cfg.train.num_steps, metrics=run.metrics)
     elif not isinstance(error, UserError):

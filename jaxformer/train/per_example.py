@@ -7,6 +7,7 @@ Arrays by name, one entry per example in the order of the split: `example_id`, a
 
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,7 +53,16 @@ def read(workdir: epath.PathLike, split: str) -> dict[str, np.ndarray] | None:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         return None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        OSError,
+        EOFError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise UserError(f'{path}: not results per example ({error}); remove the file') from None
     if len({array.shape for array in arrays.values()}) != 1 or 'example_id' not in arrays:
         raise UserError(f'{path}: not results per example (of {sorted(arrays)}); remove the file')

@@ -70,7 +70,8 @@ def train_step(
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = optimizer(values).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    keep_old = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+    # Moments of bfloat16 parameters stay bfloat16, whatever the hyperparameters, which are float32, make of them.
+    keep_old = lambda new, old: jnp.where(finite, new.astype(old.dtype), old)  # noqa: E731
     new = TrainState(
         step=state.step + 1,
         params=jax.tree.map(keep_old, params, state.params),

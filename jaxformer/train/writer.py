@@ -173,28 +173,33 @@ def read_status(workdir: epath.PathLike) -> dict[str, Any] | None:
         raise UserError(f'{path}: damaged; remove the file, the run goes on from its checkpoints') from None
 
 
-def write_environment(workdir: epath.PathLike, mesh: Mapping[str, int], deterministic: Any, together: int = 1) -> None:
+def write_environment(
+    workdir: epath.PathLike, mesh: Mapping[str, int], deterministic: Any, begun: float | None = None, together: int = 1
+) -> None:
     """Adds a record of what this process runs on to the list in `workdir/environment.json`: one record per start.
 
     Args:
       mesh: devices along each axis (`mesh.shape` of a jax mesh).
       deterministic: the level that the run was asked for, as in the config.
+      begun: when the process set to work on the run, in seconds since 1970; now without it.
       together: how many runs the process trains at once, and shares its time among.
     """
     path = epath.Path(workdir) / ENVIRONMENT
     earlier = files.read_json(path) if path.exists() else []
     try:
-        files.write_json(path, [*earlier, environment(mesh, deterministic, together)])
+        files.write_json(path, [*earlier, environment(mesh, deterministic, begun, together)])
     except OSError as error:
         raise _cannot_write(path, error) from error
 
 
-def environment(mesh: Mapping[str, int], deterministic: Any, together: int = 1) -> dict[str, Any]:
+def environment(
+    mesh: Mapping[str, int], deterministic: Any, begun: float | None = None, together: int = 1
+) -> dict[str, Any]:
     """Versions, devices, flags and revision of this process, as JSON values. Starts the backend."""
     devices = jax.devices()
     versions = {'python': platform.python_version(), 'jaxformer': jaxformer.__version__}
     return {
-        'time': round(time.time(), 3),
+        'time': round(begun or time.time(), 3),
         'host': socket.gethostname(),
         'pid': os.getpid(),
         'command': sys.argv,

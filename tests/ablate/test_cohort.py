@@ -198,6 +198,27 @@ def test_what_cannot_be_taken_or_fails_to_begin_is_an_outcome_of_its_own(tmp_pat
     assert outcomes[3] == small.status(paths[3])['metrics'] and small.status(paths[3])['step'] == 6
 
 
+def test_a_member_ahead_goes_on_alone_where_those_behind_fail(tmp_path, free_evaluation, mode, trainer):
+    """It waits for them, and must not be called done where they leave it."""
+    short = {'train.num_steps': 9, 'train.checkpoint_every': 4}
+    paths, stop = directories(tmp_path)[:2], RuntimeError('stop')
+
+    def at_five(self, now, *args):
+        if now == 5:
+            raise stop
+
+    ahead, broken = configs(short, short | {'optim.learning_rate': 1e30}, {}, {}, cohort__mode=mode)[:2]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match='stop'):
+        patch.setattr(loop.Progress, 'update', at_five)
+        loop.train(ahead, paths[0])
+    assert small.checkpoints(paths[0]) == [4]
+    outcomes = trainer.train([ahead, broken], paths)
+    assert isinstance(outcomes[1], RunError)
+    assert outcomes[0] == small.status(paths[0])['metrics'] != {}
+    assert (small.status(paths[0])['status'], small.status(paths[0])['step']) == ('done', 9)
+    assert list(small.lines(paths[0], 'train/loss')) == list(range(1, 10))
+
+
 def test_the_size_of_a_cohort_follows_from_memory(tmp_path, free_evaluation, monkeypatch, caplog):
     short = {'train.num_steps': 3, 'train.checkpoint_every': 3}
     four = configs(*[short] * 4, cohort__mode='map')

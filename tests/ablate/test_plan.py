@@ -123,6 +123,13 @@ def test_no_seeds_are_refused(tmp_path):
         plan.runs(standin.make_plan(tmp_path, '[{}]'), tmp_path, 0)
 
 
+def test_seeds_beyond_the_largest_are_refused(tmp_path):
+    grid = plan.resolve(plan.read(standin.make_plan(tmp_path, '[{}]').grid.path, {'seed': 2**31 - 1}))
+    assert len(plan.runs(grid, tmp_path, 1)) == 1
+    with pytest.raises(UserError, match='--seeds=2: the last one would be 2147483648, .* lower config.seed'):
+        plan.runs(grid, tmp_path, 2)
+
+
 def test_the_plan_says_what_is_there_and_writes_nothing(tmp_path):
     workdir = tmp_path / 'grid'
     grid = standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})")

@@ -6,7 +6,7 @@ import pytest
 import standin
 
 from jaxformer import files
-from jaxformer.ablate import collect, examples, launch, plan, report
+from jaxformer.ablate import collect, drawing, examples, launch, plan, report
 from jaxformer.errors import UserError
 
 CELLS = "product({'model.num_heads': (8, 1, 16)})"  # d_k 64, 512 and 32
@@ -71,6 +71,11 @@ def test_what_was_neither_counted_nor_timed_is_no_blank(tmp_path):
 )
 def test_markup_in_a_text_is_text(text, shown):
     assert report.literal(text) == shown
+
+
+def test_a_dollar_in_a_label_is_no_mathematics(tmp_path):
+    label = r'from $\frac$ to $HOME'
+    assert label in str(drawing.draw(lambda axes: str(axes.set_xlabel(label)), 'one', 'title'))
 
 
 def test_a_field_that_one_cell_sets_and_another_derives_is_shown_in_both(tmp_path):

@@ -113,7 +113,12 @@ class Grid:
         return [int(number) for number in re.findall(r'^restart (\d+): jaxformer ablate ', self.log.read_text(), re.M)]
 
     def is_over(self):
-        return not set(self.jobs) & slurm.queue().keys()
+        """Not in the queue, and not on its way back into it either."""
+        for pause in (3, 0):
+            if set(self.jobs) & slurm.queue().keys():
+                return False
+            time.sleep(pause)
+        return True
 
 
 def until(happened, seconds=300):
@@ -246,6 +251,8 @@ def test_signals_and_requeues_go_on_in_place(by_hand, straight):
         ('wait', '--slurm=wait: no such option'),
         ('timeout_min=soon', '--slurm=timeout_min=soon: must be an integer'),
         ('mem_gb=0', '--slurm=mem_gb=0: must be more than 0'),
+        ('mem_gb=1e400', '--slurm=mem_gb=1e400: must be more than 0, and finite'),
+        ('sbatch.=3', '--slurm=sbatch.=3: no such option'),
         ('wait=perhaps', '--slurm=wait=perhaps: must be true or false'),
     ],
 )
@@ -273,3 +280,7 @@ def test_what_is_missing_is_named(cluster, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('PATH', str(tmp_path))
     assert grid.command('') == 2
     assert 'no sbatch here' in capsys.readouterr().err
+
+
+def test_little_memory_is_not_all_of_it():
+    assert slurm.parse('mem_gb=0.0001')[0]['mem'] == '1M'  # 0 means the whole node to Slurm

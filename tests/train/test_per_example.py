@@ -40,6 +40,25 @@ def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / 'examples' / 'dev.npz').write_bytes(content)
     with pytest.raises(UserError, match='examples/dev.npz: not results per example .*; remove the file'):
         per_example.read(tmp_path, 'dev')
+    with (tmp_path / 'examples' / 'dev.npz').open('wb') as file:
+        np.save(file, np.arange(3))
+    with pytest.raises(UserError, match='examples/dev.npz'):
+        per_example.read(tmp_path, 'dev')
     np.savez(tmp_path / 'examples' / 'dev.npz', example_id=np.arange(3), nll=np.ones(2))
     with pytest.raises(UserError, match='examples/dev.npz'):
         per_example.read(tmp_path, 'dev')
+
+
+def test_a_flipped_byte_anywhere_is_a_damaged_file_or_none(tmp_path):
+    arrays = {'example_id': np.arange(40), 'nll': np.random.default_rng(0).random(40)}
+    per_example.write(tmp_path, 'dev', arrays)
+    path = tmp_path / 'examples' / 'dev.npz'
+    whole, refused = path.read_bytes(), 0
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            per_example.read(tmp_path, 'dev')
+        except UserError as error:
+            assert 'dev.npz' in str(error)
+            refused += 1
+    assert refused > len(whole) // 4

@@ -67,6 +67,19 @@ def assert_same_bits(a, b):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('name', ['adam', 'sgd'])
+def test_a_step_leaves_every_array_of_the_state_its_dtype(name, dtype):
+    """The hyperparameters are float32 arrays, which must not make more of bfloat16 moments than they were."""
+    cfg = small.make({'optim.name': name, 'optim.weight_decay': 0.1, 'model.precision.parameters': dtype})
+    model = transformer.build(cfg.model, SYMBOLS)
+    before = states.abstract(model, optim.build(cfg), sharding.make_mesh(cfg.mesh))
+    after, _ = jax.eval_shape(steps.of(cfg, model), before, batch(*ROWS), hyperparameters.of(cfg))
+    of = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)  # noqa: E731
+    assert of(after) == of(before)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(after.params)} == {dtype}
+
+
 def test_padding_counts_for_nothing(plain):
     """B15: three rows and four columns of padding change neither loss nor count nor the new parameters."""
     step, state = plain
