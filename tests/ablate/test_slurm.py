@@ -179,8 +179,10 @@ def assert_went_on_in_place(grid, straight, restarts, runs=1):
     # Slurm waits for seconds before it starts a task again, and nothing that was saved is done again after that.
     pauses = [a['step'] for a, b in itertools.pairwise(lines) if b['time'] - a['time'] > 4]
     assert sorted(int(path.name) for path in (grid.run / 'checkpoints').iterdir()) == [*pauses, STEPS]
-    assert len(pauses) == restarts
-    assert len(json.loads((grid.run / 'environment.json').read_text())) == restarts + 1
+    # On a machine that is busy a task can be put back before its first step: then there was nothing to save.
+    early = grid.log.read_text().count('before the first step')
+    assert len(pauses) == restarts - early and restarts > early
+    assert restarts + 1 - early <= len(json.loads((grid.run / 'environment.json').read_text())) <= restarts + 1
     metrics, losses = straight
     np.testing.assert_allclose([line['train/loss'] for line in lines], losses, rtol=1e-5)
     status = json.loads((grid.run / 'status.json').read_text())
@@ -216,7 +218,7 @@ def test_an_array_does_a_grid_and_outlives_a_task(by_hand, by_clock, tmp_path, c
 
 
 def test_a_time_limit_saves_and_the_task_goes_on_in_place(by_clock, straight):
-    until(lambda: by_clock.restarts()[-1:] > [0])
+    until(lambda: re.search(r'step \d+ is saved', by_clock.log.read_text()))  # not stopped before the first one
     by_clock.slow.unlink()
     until(by_clock.is_over)
     assert_went_on_in_place(by_clock, straight, by_clock.restarts()[-1])  # 1, or more on a machine that is busy
@@ -234,6 +236,7 @@ def test_signals_and_requeues_go_on_in_place(by_hand, straight):
     until(lambda: by_hand.restarts() == [0, 1, 2])
     by_hand.slow.unlink()
     until(by_hand.is_over)
+    assert 'before the first step' not in by_hand.log.read_text()
     assert_went_on_in_place(by_hand, straight, restarts=2, runs=2)
     shown = do('scontrol', 'show', 'job', task)
     expected = {'JobState=COMPLETED', 'ArrayTaskId=0', 'Restarts=2', 'CPUs/Task=2', 'MinMemoryNode=512M'}
