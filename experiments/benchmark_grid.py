@@ -2,8 +2,9 @@
 
 Question: the wall time of eight runs of configs/quickstart.py by eight `jaxformer train` commands one after the other
           (each compiling, and with the cache that they share by default); by one process that takes them in turn
-          and keeps its compiled program; as a cohort, one program in one process; and by `jaxformer ablate` as it is,
-          which shares them out among processes. Eight seeds of one cell, and two cells (8 and 4 heads) of four seeds.
+          and keeps its compiled program; shared out among processes; and as a cohort, one program spread over the cores
+          of one process. `jaxformer ablate` takes the last way for one cell, and processes for several. Eight seeds of
+          one cell, and two cells (8 and 4 heads) of four seeds.
           And the memory of each.
 Command:  make benchmark BENCHMARK='--case=grid --rounds=1'
 Result:   a table, one row for each way: medians over the rounds. In each round every way is taken once, in alternating
@@ -33,11 +34,11 @@ WAYS: dict[tuple[str, str], tuple[str, ...] | None] = {
     ('one cell', 'commands, each compiling'): None,
     ('one cell', 'commands'): None,
     ('one cell', 'turns'): TURNS,
-    ('one cell', 'cohort'): ('--launcher=inline',),
-    ('one cell', 'default'): (),
+    ('one cell', 'processes'): ('--launcher=processes',),
+    ('one cell', 'cohort (default)'): (),
     ('two cells', 'turns'): TURNS,
     ('two cells', 'cohorts'): ('--launcher=inline',),
-    ('two cells', 'default'): (),
+    ('two cells', 'processes (default)'): (),
 }
 """(grid, way) → what `jaxformer ablate` is told; None: eight times `jaxformer train`."""
 

@@ -52,6 +52,22 @@ def keep_freed_memory() -> bool:
     return mallopt is not None and all(mallopt(parameter, value) for parameter, value in _MALLOC.values())
 
 
+def available_cores() -> list[int]:
+    """Numbers of the cores that this process may run on."""
+    if hasattr(os, 'sched_getaffinity'):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def cores_as_devices() -> bool:
+    """Makes each core a device of the CPU; False where JAX has started, or was told of a number of devices."""
+    told = 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '') or jax.config.jax_num_cpu_devices > 0
+    if told or xla_bridge.backends_are_initialized():
+        return False
+    jax.config.update('jax_num_cpu_devices', len(available_cores()))
+    return True
+
+
 def determinism() -> str:
     """What a rerun of the same program on the same machine gives: 'bitwise' or 'backend default'."""
     if jax.default_backend() == 'cpu' or DETERMINISTIC_FLAG in os.environ.get('XLA_FLAGS', ''):

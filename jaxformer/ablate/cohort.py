@@ -11,9 +11,10 @@ import time
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import jax
 from etils import epath
 
-from jaxformer import hyperparameters
+from jaxformer import hyperparameters, runtime
 from jaxformer.ablate.members import Members, Outcome
 from jaxformer.ablate.together import Shared, mode_of
 from jaxformer.config import Config
@@ -26,11 +27,15 @@ from jaxformer.train.signals import Preempted
 class Trainer:
     """Trains runs one cohort after the other, and keeps what is compiled for the next one of the same program.
 
+    Where this process has not started JAX, each core that it may run on becomes a device of the CPU, and the members
+    are spread over them: operations of small models do not divide among cores, whole members do.
+
     workers: how many such processes share this machine's memory.
     """
 
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
+        self._cores = runtime.cores_as_devices()
         self._key: Hashable = None
         self._kept: Any = None
 
@@ -48,13 +53,14 @@ class Trainer:
           Preempted: a signal came; every run is saved up to its last finished step.
         """
         begun = time.time()
+        runtime.configure(configs[0].runtime)  # before devices are asked for
         paths = [epath.Path(workdir).expanduser() for workdir in workdirs]
         alone = len(configs) == 1 or mode_of(configs[0]) is None
         key = (self.program(configs[0]), alone)
         if key != self._key:
             self._key = self._kept = None  # before anything new takes memory
             try:
-                self._kept = Program(configs[0]) if alone else Shared(configs[0])
+                self._kept = self._program(configs[0]) if alone else Shared(configs[0])
             except UserError as error:
                 return [error] * len(configs)
             self._key = key
@@ -63,6 +69,10 @@ class Trainer:
         cohorts = math.ceil(len(configs) / self._kept.fitting(configs, self._workers))
         size = math.ceil(len(configs) / cohorts)  # the same for all of them
         return Members(self._kept, configs[:size], paths[:size], begun).outcomes_of_all()
+
+    def _program(self, cfg: Config) -> Program:
+        """Of a run alone, as `jaxformer train` has it: the CPU is one device to it."""
+        return Program(cfg, jax.local_devices()[:1] if self._cores and jax.default_backend() == 'cpu' else None)
 
 
 def _alone(cfg: Config, path: epath.Path, shared: Program) -> Outcome:

@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 
 from etils import epath
 
+from jaxformer import hyperparameters
 from jaxformer.ablate import launch, ledger, plan, workers
+from jaxformer.ablate.together import mode_of
+from jaxformer.config import Config
 from jaxformer.errors import UserError
 
 LAUNCHERS = ('auto', 'inline', 'processes', 'slurm')
@@ -52,24 +55,25 @@ def start(
 
         worker.append(f'--workers={number or len(planned)}')
         return jobs.run(grid_plan, workdir, seeds, worker, number, slurm, say=say)
-    open_runs = sum(ledger.read_run(item.path).state in ('missing', 'preempted') for item in planned)
+    open_runs = [item.config for item in planned if ledger.read_run(item.path).state in ('missing', 'preempted')]
     processes = choose(launcher, number, open_runs)
     if processes == 1:
         return launch.run(grid_plan, workdir, seeds, say=say).exit_code
     return workers.run(planned, [*worker, f'--workers={processes}'], processes, say=say)
 
 
-def choose(launcher: str, number: int, open_runs: int) -> int:
+def choose(launcher: str, number: int, open_runs: Sequence[Config]) -> int:
     """How many processes work on the grid, this one alone where it is 1.
 
     'auto' takes several where there are two runs to do, and two cores of a machine without accelerators or two GPUs,
     of which each process can be given its own; all the devices of a TPU belong to one process. On the CPU as many as
-    there are cores, and memory for; what is asked for by its number is not refused.
+    there are cores, memory, and programs to compile: the cohorts of a process are spread over the cores it has. What is
+    asked for by its number is not refused.
 
     Raises:
       UserError: more workers than GPUs.
     """
-    if open_runs < 2 or number == 1:
+    if len(open_runs) < 2 or number == 1:
         return 1
     backend, devices = workers.machine()
     if backend == 'gpu' and number > devices:
@@ -78,5 +82,15 @@ def choose(launcher: str, number: int, open_runs: int) -> int:
         if launcher == 'processes':
             raise UserError(f'--launcher=processes: not on a {backend}, which one process has; use --launcher=inline')
         return 1
-    room = max(workers.available_bytes() // BYTES, 1) if backend == 'cpu' else devices
-    return min(number, open_runs) if number else int(min(devices, room, open_runs))
+    if number:
+        return min(number, len(open_runs))
+    if backend == 'gpu':
+        return min(devices, len(open_runs))
+    parts = len(open_runs) if launcher == 'processes' else _parts(open_runs)
+    return int(min(devices, max(workers.available_bytes() // BYTES, 1), parts))
+
+
+def _parts(open_runs: Sequence[Config]) -> int:
+    """Into how many parts runs fall that have nothing to compile in common: programs, and runs that are trained alone."""
+    together = {hyperparameters.program(cfg) for cfg in open_runs if mode_of(cfg, 'cpu')}
+    return len(together) + sum(mode_of(cfg, 'cpu') is None for cfg in open_runs)

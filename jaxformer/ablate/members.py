@@ -106,8 +106,9 @@ class Members:
             return
         row = {number: row for row, number in enumerate(states)}
         together = self.shared.step(len(row))
-        state_C = jax.device_put(stacked(list(states.values())), together.sharding)
-        values_C = stacked([self.alive[number].values for number in row])
+        rows = together.rows(len(row))
+        state_C = jax.device_put(stacked(list(states.values()), rows), together.sharding)
+        values_C = stacked([self.alive[number].values for number in row], rows)
         states.clear()
         progress.compiling(first)
         pending: _Dispatched | None = None
@@ -118,8 +119,8 @@ class Members:
             if not batches:  # those behind have gone; the others are waited for by nobody
                 continue
             filler = next(iter(batches.values()))
-            batch_C = stacked([batches.get(number, filler) for number in row])
-            active_C = np.array([number in batches for number in row])
+            batch_C = stacked([batches.get(number, filler) for number in row], rows)
+            active_C = np.array([number in batches for number in row] + [False] * (rows - len(row)))
             state_C, metrics_C = together(state_C, batch_C, values_C, active_C)
             if pending:
                 self._look_at(pending, row, progress)

@@ -39,14 +39,20 @@ def vmapped(step: Step) -> Step:
 
 
 def mapped(step: Step) -> Step:
-    """One member after the other in one program, each in its place of the state: the memory of one, and C states."""
+    """One member after the other in one program, each in its place of the state: the memory of one, and C states.
+
+    A member that is not active takes no time.
+    """
 
     def together(state_C: Tree, batch_C: Tree, values_C: Tree, active_C: jax.Array) -> tuple[Tree, Tree]:
+        def kept(state: Tree, *arguments: Tree) -> tuple[Tree, Tree]:
+            _, metrics = jax.eval_shape(step, state, *arguments)
+            return state, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metrics)
+
         def one(state_C: Tree, row: tuple[jax.Array, Tree, Tree, jax.Array]) -> tuple[Tree, Tree]:
             c, batch, values, active = row
             state = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, c, keepdims=False), state_C)
-            new, metrics = step(state, batch, values)
-            new = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, state)
+            new, metrics = lax.cond(active, step, kept, state, batch, values)
             put = lambda leaves, leaf: lax.dynamic_update_index_in_dim(leaves, leaf, c, 0)  # noqa: E731
             return jax.tree.map(put, state_C, new), metrics
 
@@ -68,7 +74,7 @@ class Together:
     Args:
       step: of one run, (state, batch, values) → (state, metrics).
       mode: a key of MODES.
-      devices: their number divides C.
+      devices: their number divides C (see `rows`).
       count: called at each compilation.
     """
 
@@ -82,6 +88,10 @@ class Together:
         self._jit = jax.jit(together, donate_argnums=0, in_shardings=self.sharding, out_shardings=self.sharding)
         self._compiled: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
 
+    def rows(self, members: int) -> int:
+        """C for so many members: what the devices divide. The rows that are too many are never active."""
+        return math.ceil(members / self.mesh.size) * self.mesh.size
+
     def compiled(self, *arguments: Tree) -> jax.stages.Compiled:
         """The program for arguments of these shapes, arrays or not."""
         key = tuple(leaf.shape for leaf in jax.tree.leaves(arguments[1:]))
@@ -94,9 +104,10 @@ class Together:
         return self.compiled(*arguments)(*arguments)
 
 
-def stacked(trees: Sequence[Tree]) -> Tree:
-    """One tree of arrays of the host with a leading C."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+def stacked(trees: Sequence[Tree], rows: int = 0) -> Tree:
+    """One tree of arrays of the host with a leading C: of these trees, and the last of them again up to so many rows."""
+    again = [trees[-1]] * (rows - len(trees))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *again)
 
 
 def needed_bytes(compiled: jax.stages.Compiled) -> int:
@@ -108,17 +119,22 @@ def needed_bytes(compiled: jax.stages.Compiled) -> int:
     return sum(sizes) - found.alias_size_in_bytes
 
 
-def mode_of(cfg: Config) -> str | None:
+def mode_of(cfg: Config, backend: str | None = None) -> str | None:
     """How runs of this config are trained together, a key of `together.MODES`; None where each is trained alone.
 
     A run that its mesh divides among several devices is trained alone.
+
+    Args:
+      backend: where they are trained, by default that of this process, which is started.
     """
     mesh = cfg.mesh
-    if cfg.cohort.mode == 'off' or max(mesh.data, mesh.fsdp, mesh.model, mesh.seq) > 1 or jax.process_count() > 1:
+    if cfg.cohort.mode == 'off' or max(mesh.data, mesh.fsdp, mesh.model, mesh.seq) > 1:
+        return None
+    if backend is None and jax.process_count() > 1:
         return None
     if cfg.cohort.mode != 'auto':
         return cfg.cohort.mode
-    if jax.default_backend() != 'cpu':
+    if (backend or jax.default_backend()) != 'cpu':
         return 'vmap'
     # XLA's convolutions on CPU are 7 times slower inside of a loop (JAX 0.10, a convolutional configs/quickstart.py).
     return None if 'conv' in (cfg.model.encoder_mixer, cfg.model.decoder_mixer) else 'map'
@@ -141,20 +157,18 @@ class Shared:
         self.member = jax.jit(lambda state_C, c: jax.tree.map(lambda leaf: leaf[c], state_C))
 
     def step(self, size: int) -> Together:
-        """The compiled step of so many members, over as many devices as divide them."""
-        devices = jax.local_devices()
-        count = next(n for n in range(min(len(devices), size), 0, -1) if size % n == 0)
-        if count not in self._steps:
-            self._steps[count] = Together(
-                self._step, str(mode_of(self._cfg)), devices[:count], self.program.update.count
-            )
-        return self._steps[count]
+        """The compiled step of so many members, over as many devices as have any."""
+        devices = jax.local_devices()[:size]
+        if len(devices) not in self._steps:
+            mode = str(mode_of(self._cfg))
+            self._steps[len(devices)] = Together(self._step, mode, devices, self.program.update.count)
+        return self._steps[len(devices)]
 
     def fitting(self, configs: Sequence[Config], workers: int = 1) -> int:
         """How many of these runs are trained at once: cohort.size, or as many as go into memory.
 
-        What they take is what the compiler says of the program of the largest batch. The memory of the host is shared
-        with the other workers.
+        What they take on each device is what the compiler says of the program of the largest batch. The memory of the
+        host is shared by the devices that are its cores, and with the other workers.
         """
         if self._cfg.cohort.size:
             return min(self._cfg.cohort.size, len(configs))
@@ -162,13 +176,13 @@ class Shared:
         row = (self.program.target, split.batch(rows_B, self._cfg.data.buckets[-1]), np.bool_(True))
         size = len(configs)
         while size > 1:
-            values_C = stacked([hyperparameters.of(cfg) for cfg in configs[:size]])
-            state_C, batch_C, active_C = jax.tree.map(
-                lambda leaf, size=size: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), row
-            )
             step = self.step(size)
-            device = step.mesh.devices.flat[0]
-            room = free_bytes(device) / (workers if device.platform == 'cpu' else 1)
+            C, device = step.rows(size), step.mesh.devices.flat[0]
+            values_C = stacked([hyperparameters.of(cfg) for cfg in configs[:size]], C)
+            state_C, batch_C, active_C = jax.tree.map(
+                lambda leaf, C=C: jax.ShapeDtypeStruct((C, *leaf.shape), leaf.dtype), row
+            )
+            room = free_bytes(device) / (workers * step.mesh.size if device.platform == 'cpu' else 1)
             needed = needed_bytes(step.compiled(state_C, batch_C, values_C, active_C))
             if needed <= room:
                 break

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from jaxformer import runtime
 from jaxformer.ablate import launch, ledger, plan
 from jaxformer.train.signals import Preempted
 
@@ -107,7 +108,7 @@ def machine() -> tuple[str, int]:
         if done.returncode == 0:
             name, number = done.stdout.split()[-2:]
             backend, devices = name, int(number)
-    return backend, len(available_cores()) if backend == 'cpu' else devices
+    return backend, len(runtime.available_cores()) if backend == 'cpu' else devices
 
 
 def _knows_accelerators() -> bool:
@@ -132,7 +133,7 @@ def leave_with_parent() -> None:
 def _places(workers: int) -> list[tuple[Sequence[int], dict[str, str]]]:
     """Of each worker its cores and its environment variables."""
     backend, devices = machine()
-    cores = available_cores()
+    cores = runtime.available_cores()
     if backend == 'gpu':
         visible = os.environ.get('CUDA_VISIBLE_DEVICES', '')
         names = visible.split(',') if visible else [str(number) for number in range(devices)]
@@ -141,13 +142,6 @@ def _places(workers: int) -> list[tuple[Sequence[int], dict[str, str]]]:
         return [([cores[index % len(cores)]], {}) for index in range(workers)]
     edges = [round(index * len(cores) / workers) for index in range(workers + 1)]
     return [(cores[start:end], {}) for start, end in zip(edges, edges[1:], strict=False)]
-
-
-def available_cores() -> list[int]:
-    """Numbers of the cores that this process may run on."""
-    if hasattr(os, 'sched_getaffinity'):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def available_bytes() -> float:

@@ -285,7 +285,7 @@ sys.path[:0] = sys.argv[2:]
 import jax, small, test_cohort
 from jaxformer.ablate import cohort, together
 from jaxformer.train import program
-assert jax.device_count() == 4
+assert jax.device_count() == 3
 program.Evaluator = program.Decoder = small.NoEvaluator
 spread = []
 call = together.Together.__call__
@@ -297,14 +297,14 @@ for mode in ('map', 'vmap'):
     paths = [f'{sys.argv[1]}/{mode}-{number}' for number in range(4)]
     found = cohort.Trainer().train(test_cohort.configs(*[{'train.num_steps': 6}] * 4, cohort__mode=mode), paths)
     assert all(isinstance(one, dict) for one in found), found
-    assert spread == [[0, 1, 2, 3]] * 6, spread
+    assert spread == [[0, 1, 2]] * 6, spread
     spread.clear()
 """
 
 
-def test_on_several_devices_the_members_are_spread_over_them(tmp_path, alone):
+def test_on_several_devices_the_members_are_spread_over_them_also_where_these_do_not_divide_them(tmp_path, alone):
     here = Path(__file__).parent
-    environment = {**os.environ, 'XLA_FLAGS': '--xla_force_host_platform_device_count=4'}
+    environment = {**os.environ, 'XLA_FLAGS': '--xla_force_host_platform_device_count=3'}
     command = [sys.executable, '-c', CHILD, str(tmp_path), str(here), str(here.parent / 'train')]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -313,3 +313,37 @@ def test_on_several_devices_the_members_are_spread_over_them(tmp_path, alone):
             found = small.lines(tmp_path / f'{mode}-{number}', 'train/loss')
             expected = small.lines(other, 'train/loss')
             np.testing.assert_allclose(list(found.values()), [expected[step] for step in found], rtol=1e-5)
+
+
+CORES = """
+import os, sys
+import jax
+from jaxformer import runtime
+assert runtime.cores_as_devices() is (sys.argv[1] == 'True')
+assert jax.local_device_count() == int(sys.argv[2]), jax.devices()
+assert runtime.cores_as_devices() is False  # it has started
+"""
+
+
+@pytest.mark.parametrize(
+    ('flags', 'made', 'devices'),
+    [('', True, 2), ('--xla_force_host_platform_device_count=3', False, 3)],
+)
+def test_cores_become_devices_where_nobody_asked_for_others(flags, made, devices):
+    environment = {**os.environ, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
+    code = f'import os\nos.sched_getaffinity = lambda _: {{0, 1}}\n{CORES}'
+    subprocess.run([sys.executable, '-c', code, str(made), str(devices)], env=environment, check=True)
+
+
+def test_a_run_alone_is_on_one_device_whatever_the_cohorts_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(cohort.runtime, 'cores_as_devices', lambda: True)
+    monkeypatch.setattr(cohort.jax, 'local_devices', lambda: [jax.devices()[0], 'another core'])
+    asked = []
+
+    def program(cfg, devices=None):
+        asked.append(devices)
+        raise UserError('that is all')
+
+    monkeypatch.setattr(cohort, 'Program', program)
+    cohort.Trainer().train(configs()[:1], directories(tmp_path)[:1])
+    assert asked == [[jax.devices()[0]]]

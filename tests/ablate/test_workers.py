@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 import standin
 
-from jaxformer import claims, main
+from jaxformer import claims, main, runtime
 from jaxformer.ablate import launch, launchers, ledger, plan, workers
+
+sys.path.insert(0, str(Path(__file__).parents[1] / 'train'))
+import small  # noqa: E402 - the small runs of the tests of training
 
 TWO_BY_FOUR = "product({'model.num_heads': (8, 4), 'model.d_k': (64, 16, 24, 32)})"
 
@@ -177,27 +180,39 @@ def test_all_workers_failing_to_work_is_no_endless_loop(tmp_path, capsys):
 def test_processes_have_cores_of_their_own(tmp_path, capfd):
     planned = launch.prepare(standin.make_plan(tmp_path, TWO_BY_FOUR), tmp_path / 'grid', 1)
     code = 'import os; print(sorted(os.sched_getaffinity(0)))'
-    cores, number = workers.available_cores(), 2
+    cores, number = runtime.available_cores(), 2
     workers.run(planned, ['-c', code], number, command=[sys.executable])
     given = [json.loads(line.partition(': ')[2]) for line in sorted(capfd.readouterr().out.splitlines()) if '[' in line]
     assert len(given) == number and sorted(set(sum(given, []))) == cores
     assert len(cores) < number or not set(given[0]) & set(given[1])
-    assert workers.available_cores() == cores  # the parent keeps its own
+    assert runtime.available_cores() == cores  # the parent keeps its own
+
+
+def seeds(number, *changes):
+    """So many runs of each program."""
+    return [small.make({'seed': seed, **change}) for change in changes or ({},) for seed in range(number)]
+
+
+THREE = ({'model.num_heads': 1}, {'model.num_heads': 2}, {'model.num_heads': 4})
 
 
 @pytest.mark.parametrize(
     ('machine', 'launcher', 'number', 'open_runs', 'expected'),
     [
-        (('cpu', 8), 'auto', 0, 24, 8),
-        (('cpu', 8), 'auto', 0, 3, 3),
-        (('cpu', 8), 'auto', 3, 24, 3),
-        (('cpu', 8), 'auto', 0, 1, 1),
-        (('cpu', 1), 'auto', 0, 24, 1),
-        (('cpu', 1), 'processes', 3, 24, 3),
-        (('gpu', 4), 'auto', 0, 24, 4),
-        (('gpu', 1), 'auto', 0, 24, 1),
-        (('tpu', 8), 'auto', 0, 24, 1),
-        (('cpu', 8), 'auto', 1, 24, 1),
+        (('cpu', 8), 'auto', 0, seeds(8), 1),  # one cohort, spread over the cores
+        (('cpu', 8), 'auto', 0, seeds(8, *THREE), 3),
+        (('cpu', 2), 'auto', 0, seeds(8, *THREE), 2),
+        (('cpu', 8), 'auto', 0, seeds(3, {'cohort.mode': 'off'}), 3),
+        (('cpu', 8), 'auto', 0, seeds(2, {'model.decoder_mixer': 'conv'}, {}), 3),
+        (('cpu', 8), 'auto', 3, seeds(24), 3),
+        (('cpu', 8), 'auto', 0, seeds(1), 1),
+        (('cpu', 1), 'auto', 0, seeds(8, *THREE), 1),
+        (('cpu', 1), 'processes', 3, seeds(24), 3),
+        (('cpu', 4), 'processes', 0, seeds(24), 4),
+        (('gpu', 4), 'auto', 0, seeds(24), 4),
+        (('gpu', 1), 'auto', 0, seeds(24), 1),
+        (('tpu', 8), 'auto', 0, seeds(24), 1),
+        (('cpu', 8), 'auto', 1, seeds(24), 1),
     ],
 )
 def test_how_many_processes(monkeypatch, machine, launcher, number, open_runs, expected):
@@ -209,9 +224,10 @@ def test_how_many_processes(monkeypatch, machine, launcher, number, open_runs, e
 def test_memory_is_shared_out_too(monkeypatch):
     assert 1e8 < workers.available_bytes() < 1e15
     monkeypatch.setattr(workers, 'machine', lambda: ('cpu', 64))
+    alone = seeds(24, {'cohort.mode': 'off'})
     for gigabytes, expected in ((8, 5), (1, 1)):
         monkeypatch.setattr(workers, 'available_bytes', lambda size=gigabytes: 1e9 * size)
-        assert launchers.choose('auto', 0, 24) == expected and launchers.choose('auto', 7, 24) == 7
+        assert launchers.choose('auto', 0, alone) == expected and launchers.choose('auto', 7, alone) == 7
 
 
 def test_the_machine_is_asked_of_another_process_and_only_where_there_may_be_an_accelerator(monkeypatch):
@@ -221,10 +237,10 @@ def test_the_machine_is_asked_of_another_process_and_only_where_there_may_be_an_
     monkeypatch.setattr(workers, '_knows_accelerators', lambda: True)
     assert look() == ('gpu', 3)
     monkeypatch.setattr(workers, '_knows_accelerators', lambda: False)
-    assert look() == ('cpu', len(workers.available_cores()))
+    assert look() == ('cpu', len(runtime.available_cores()))
     monkeypatch.setattr(workers, '_knows_accelerators', lambda: True)
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
-    assert look() == ('cpu', len(workers.available_cores()))
+    assert look() == ('cpu', len(runtime.available_cores()))
     monkeypatch.delenv('JAX_PLATFORMS')
     monkeypatch.setattr(workers, '_PROBE', 'raise RuntimeError("no device")')  # the workers will say it themselves
     assert look()[0] == 'cpu'
