@@ -51,6 +51,10 @@ def get_config() -> ConfigDict:
 
     model.attention = ConfigDict()
     model.attention.score = 'scaled_dot'  # scaled_dot q.k/sqrt(d_k) | dot q.k | additive v.tanh(q+k)
+    # How it is computed; the numbers stay, but for their rounding. plain: all scores at once | blockwise: `block`
+    # queries and keys at a time (FlashAttention), in memory that does not grow with the square of the length
+    model.attention.kernel = 'plain'
+    model.attention.block = 512
     model.attention.bias = 'none'  # none (AIAYN) | qkv | all: biases of the projections
     # Which keys self-attention may look at, beside causal and padding masks: full | local (up to `window` away) |
     # global_local (and to and from `global_positions`) | window2d (the same `window` x `window` square of a grid of

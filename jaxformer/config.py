@@ -41,6 +41,8 @@ class IdsConfig:
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     score: str
+    kernel: str
+    block: int
     bias: str
     pattern: str
     window: int

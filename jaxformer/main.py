@@ -238,9 +238,13 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         STRING,
         'auto',
         'inline: in this process; processes: several, each with its cores or its GPU; slurm: an array of jobs; '
-        'auto: processes where there are two cores or GPUs, and runs, to share out',
+        'auto: processes where there are cores or GPUs, and programs to compile, to share out',
     ),
-    'workers': (INTEGER, 0, 'number of processes (of jobs) at work; 0: one per core or GPU (on Slurm: per run)'),
+    'workers': (
+        INTEGER,
+        0,
+        'number of processes (of jobs) at work; 0: as many as there are programs, and cores or GPUs (on Slurm: runs)',
+    ),
     'slurm': (STRING, '', 'options of the jobs, partition=gpu,timeout_min=60,…; see jaxformer/ablate/slurm.py'),
     'retry_failed': (BOOLEAN, False, 'take up again the runs that failed before'),
     'json': (BOOLEAN, False, 'print JSON'),

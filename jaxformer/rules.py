@@ -24,6 +24,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'model.gelu': ('tanh', 'exact'),
     'model.remat': ('none', 'block'),
     'model.attention.score': ('scaled_dot', 'dot', 'additive'),
+    'model.attention.kernel': ('plain', 'blockwise'),
     'model.attention.pattern': ('full', 'local', 'global_local', 'window2d'),
     'model.attention.bias': ('none', 'qkv', 'all'),
     'model.sinusoidal.layout': ('interleaved', 'halves'),
@@ -218,6 +219,11 @@ def _mixers(cfg: Config) -> Iterable[Problem]:
 
 def _attention(cfg: Config) -> Iterable[Problem]:
     attention = cfg.model.attention
+    if attention.kernel != 'plain':
+        if cfg.model.family != 'seq2seq' and 'attention' not in stacks(cfg).values():
+            yield 'model.attention.kernel', 'plain without a stack of attention: only that has another kernel'
+        if cfg.model.precision.softmax != 'float32':
+            yield 'model.precision.softmax', f'float32 with model.attention.kernel={attention.kernel}, which sums it up'
     if attention.shift and attention.pattern != 'window2d':
         yield 'model.attention.shift', f'0 with model.attention.pattern={attention.pattern}: only window2d shifts'
     if attention.pattern == 'window2d' and attention.shift >= attention.window:
@@ -332,6 +338,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('model.vocab_size', 0, math.inf),
     ('model.scan_unroll', 0, math.inf),
     ('model.norm_epsilon', 1e-12, 1),  # with 0 the norm of a row of zeros is not a number
+    ('model.attention.block', 1, math.inf),
     ('model.attention.window', 1, math.inf),
     ('model.attention.shift', 0, math.inf),
     ('model.attention.grid_width', 1, math.inf),

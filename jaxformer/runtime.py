@@ -61,7 +61,9 @@ def available_cores() -> list[int]:
 
 def cores_as_devices() -> bool:
     """Makes each core a device of the CPU; False where JAX has started, or was told of a number of devices."""
-    told = 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '') or jax.config.jax_num_cpu_devices > 0
+    told = (
+        'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '') or jax.config.jax_num_cpu_devices > 0
+    )
     if told or xla_bridge.backends_are_initialized():
         return False
     jax.config.update('jax_num_cpu_devices', len(available_cores()))

@@ -100,7 +100,7 @@ DESIGNS = [  # in which every field of a model matters
     {'model.encoder_mixer': 'lstm', 'model.decoder_mixer': 'static', 'model.embedding.norm': 'on'},
     {'model.attention.pattern': 'global_local', 'model.position': 'rotary'},
     {'model.attention.pattern': 'window2d', 'model.position': 't5_relative'},
-    LM,
+    LM | {'model.attention.kernel': 'blockwise'},
     MLM | {'model.head.transform': 'on', 'model.embedding.token_types': 2},
     CLASSIFIER,
 ]
@@ -241,7 +241,12 @@ REVALUING = {
     'train.masking.random': (0.2,),
 }
 
-REPROGRAMMING = {'model.remat': ('block',), 'model.scan_unroll': (2,)}  # the numbers stay, see tests/model
+REPROGRAMMING = {  # the numbers stay, see tests/model
+    'model.remat': ('block',),
+    'model.scan_unroll': (2,),
+    'model.attention.kernel': ('blockwise',),
+    'model.attention.block': (3,),
+}
 
 BESIDES = {
     ('model.family', 'lm'): LM,
@@ -276,6 +281,7 @@ BESIDES = {
     'model.precision.softmax': {'model.precision.compute': 'bfloat16'},
     'model.remat': {'model.num_layers': 2},
     'model.scan_unroll': {'model.num_layers': 2},
+    'model.attention.block': {'model.attention.kernel': 'blockwise'},
     'train.masking.rate': MLM,
     'train.masking.replaced': MLM,
     'train.masking.random': MLM,

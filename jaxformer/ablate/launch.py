@@ -91,7 +91,7 @@ def run(
     Raises:
       UserError: a cell is not as large as it was to be, or the directory cannot be written or is another grid's.
     """
-    planned = prepare(grid_plan, workdir, seeds, retry_failed)
+    planned = prepare(grid_plan, workdir, seeds, retry_failed, say)
     worker = _Worker(planned, epath.Path(workdir), grid_plan.metric, cohort or _default_cohort(workers), workers, say)
     try:
         stopped = not worker.work(poll)
@@ -105,17 +105,24 @@ def run(
 
 
 def prepare(
-    grid_plan: plan.Plan, workdir: epath.PathLike, seeds: int, retry_failed: bool = False
+    grid_plan: plan.Plan,
+    workdir: epath.PathLike,
+    seeds: int,
+    retry_failed: bool = False,
+    say: Callable[[str], None] = print,
 ) -> list[plan.PlannedRun]:
     """Writes the ledger and returns the runs; what a launcher does before it starts workers.
 
     Args:
       retry_failed: open the runs that failed. Workers must not: each would take up again what another one failed at.
+      say: is told of cells that have left the grid since it was worked on last, with the fields of their base.
     """
     if grid_plan.unequal:
         raise UserError(f'{grid_plan.grid.path}: {grid_plan.unequal[0]}')
     planned = plan.runs(grid_plan, workdir, seeds)
-    ledger.record(workdir, plan.as_ledger(grid_plan, seeds))
+    left, changed = ledger.record(workdir, plan.as_ledger(grid_plan, seeds))
+    if left:
+        say(_left_behind(left, changed, workdir))
     if retry_failed:
         for item in planned:
             found = ledger.read_run(item.path)
@@ -125,6 +132,14 @@ def prepare(
                     reason = f'to be tried again; it had failed: {found.reason}'
                     ledger.mark(item.path, 'preempted', reason, item.config.train.num_steps)
     return planned
+
+
+def _left_behind(left: Sequence[ledger.Entry], changed: Sequence[str], workdir: epath.PathLike) -> str:
+    """A person who has changed the base by accident finds it out before the grid is run anew."""
+    done = sum(run.state == 'done' for cell in left for run in ledger.runs_of(workdir, cell.id))
+    cells = f'{len(left)} cell{"s" * (len(left) > 1)} with {done} finished run{"s" * (done != 1)}'
+    why = f'{", ".join(changed)} of the baseline changed' if changed else 'it has other cells now'
+    return f'note: {cells} left the grid, as {why}; they stay on disk, and count again when the grid is as it was'
 
 
 def _default_cohort(workers: int) -> Cohort:

@@ -48,7 +48,7 @@ def start(
     if launcher == 'inline':
         outcome = launch.run(grid_plan, workdir, seeds, workers=number or 1, retry_failed=retry_failed, say=say)
         return outcome.exit_code
-    planned = launch.prepare(grid_plan, workdir, seeds, retry_failed)
+    planned = launch.prepare(grid_plan, workdir, seeds, retry_failed, say)
     worker = [*arguments, '--launcher=inline']
     if launcher == 'slurm':
         from jaxformer.ablate import slurm as jobs
@@ -91,6 +91,6 @@ def choose(launcher: str, number: int, open_runs: Sequence[Config]) -> int:
 
 
 def _parts(open_runs: Sequence[Config]) -> int:
-    """Into how many parts runs fall that have nothing to compile in common: programs, and runs that are trained alone."""
+    """Into how many parts runs fall that share nothing compiled: programs, and runs that are trained alone."""
     together = {hyperparameters.program(cfg) for cfg in open_runs if mode_of(cfg, 'cpu')}
     return len(together) + sum(mode_of(cfg, 'cpu') is None for cfg in open_runs)

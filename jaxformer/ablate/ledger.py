@@ -9,7 +9,7 @@ is there. A cell that has left the grid keeps its directory and is listed as a f
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -126,24 +126,33 @@ def mark(path: epath.PathLike, state: str, reason: str, num_steps: int) -> None:
         write_status(path, state, status['step'] if status else 0, num_steps, reason)
 
 
-def record(workdir: epath.PathLike, ledger: Ledger) -> None:
+def record(workdir: epath.PathLike, ledger: Ledger) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     """Writes grid.json; seeds add up over calls, and cells that have left the grid are kept under `former`.
+
+    Returns:
+      The cells that leave it by this call, and the fields of the baseline that are not what they were.
 
     Raises:
       UserError: the directory belongs to another grid, or cannot be written.
     """
     workdir = epath.Path(workdir)
+    left: tuple[Entry, ...] = ()
+    changed: tuple[str, ...] = ()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         if (workdir / files.CONFIG).exists():
             raise UserError(f'--workdir={workdir}: the directory of a run; choose another one for a grid')
         if (workdir / files.GRID).exists():
-            ledger = _following(read(workdir, expected=ledger.name), ledger)
+            old = read(workdir, expected=ledger.name)
+            changed = tuple(_changed(old.baseline, _as_json(ledger.baseline)))
+            ledger = _following(old, ledger)
+            left = tuple(cell for cell in old.cells if cell in ledger.former)
         content = dataclasses.asdict(ledger)
         if not (workdir / files.GRID).exists() or files.read_json(workdir / files.GRID) != _as_json(content):
             files.write_json(workdir / files.GRID, content)
     except OSError as error:
         raise UserError(f'--workdir={workdir}: cannot be written ({error.strerror}); choose another one') from None
+    return left, changed
 
 
 def read(workdir: epath.PathLike, expected: str | None = None) -> Ledger:
@@ -172,6 +181,14 @@ def read(workdir: epath.PathLike, expected: str | None = None) -> Ledger:
             f'--workdir={workdir}: belongs to the grid {ledger.name!r}, not {expected!r}; choose another one'
         )
     return ledger
+
+
+def _changed(old: Any, new: Any, field: str = '') -> Iterator[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in [*new, *(name for name in old if name not in new)]:
+            yield from _changed(old.get(name), new.get(name), f'{field}.{name}' if field else name)
+    elif old != new:
+        yield field
 
 
 def _following(old: Ledger, new: Ledger) -> Ledger:

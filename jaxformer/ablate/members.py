@@ -93,7 +93,7 @@ class Members:
             with self._of(number):
                 run.make_up_for_evaluation(states[number])
         left = {number: state for number, state in states.items() if number in self.alive}
-        with Progress(self.configs[0].train.num_steps, self.shared.program.counted) as progress:
+        with Progress(self.configs[0].train.num_steps, self.shared.program.counted, len(left)) as progress:
             self._train(left, stop, progress)
         for number in list(self.alive):
             self._out(number)

@@ -43,6 +43,7 @@ def mapped(step: Step) -> Step:
 
     A member that is not active takes no time.
     """
+    step = jax.jit(step)  # traced once, though it is looked at twice
 
     def together(state_C: Tree, batch_C: Tree, values_C: Tree, active_C: jax.Array) -> tuple[Tree, Tree]:
         def kept(state: Tree, *arguments: Tree) -> tuple[Tree, Tree]:
@@ -105,7 +106,7 @@ class Together:
 
 
 def stacked(trees: Sequence[Tree], rows: int = 0) -> Tree:
-    """One tree of arrays of the host with a leading C: of these trees, and the last of them again up to so many rows."""
+    """One tree of arrays of the host with a leading C: these trees, and the last of them again up to so many rows."""
     again = [trees[-1]] * (rows - len(trees))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *again)
 
@@ -141,7 +142,7 @@ def mode_of(cfg: Config, backend: str | None = None) -> str | None:
 
 
 class Shared:
-    """What cohorts of one `program` have in common: a Program on one device, and the compiled steps.
+    """What cohorts of one `program` have in common: a Program of one device each, and the compiled steps.
 
     Raises:
       UserError: as `Program`.

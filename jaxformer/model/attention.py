@@ -1,6 +1,7 @@
 """Mixers that weigh values: attention to the stack itself or to a memory, a static matrix, and Linformer's slots."""
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import flax.linen as nn
 import flax.struct
@@ -8,25 +9,28 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import AttentionConfig, ModelConfig
-from jaxformer.model import ops
+from jaxformer.model import blockwise, ops
+from jaxformer.model.masks import Sight, rows
 from jaxformer.model.positions import POSITIONS, refuse_longer
 
 Array = jax.Array
 Maps = dict[str, Array]
 Cache = dict[str, Array]
-Dropout = Callable[[Array], Array]
+Dropout = Callable[..., Array]  # of an array, or of a block, its origin and the shape of the whole
 Rates = Mapping[str, Array]
 
 
 class Context(flax.struct.PyTreeNode):
     """What every block of a stack is given beside its own input.
 
-    valid_BT: rows of x that are no padding. self_mask: boolean, broadcastable to [B, H, T, S]: padding, direction,
-      documents.
+    valid_BT: rows of x that are no padding. sight: the keys that self-attention may look at, but for its pattern.
     position_BT, key_BS: positions of the rows of x and of the keys that self-attention looks at (those of the cache
       where there is one), int32; a leading axis of 1 where all rows share them.
-    memory_BSD, memory_mask: encoder output, or None where its keys and values are in the cache.
-    bias: [B, H, T, S] float32 on the scores of self-attention, broadcastable; of all layers.
+    memory_BSD: encoder output, or None where its keys and values are in the cache. memory_BS: its rows that are no
+      padding.
+    kernel: how attention is computed (config.model.attention.kernel).
+    bias: [B, H, T, S] float32 on the scores of self-attention, broadcastable. table: where the kernel works the biases
+      out by block, what they are read from.
     segment_BT: number of the document that each row belongs to, or None for one per row.
     start: how many rows the cache holds already.
     key_2: dropout key, or None for a deterministic pass.
@@ -34,24 +38,26 @@ class Context(flax.struct.PyTreeNode):
     """
 
     valid_BT: Array
-    self_mask: Array
+    sight: Sight
     position_BT: Array
     key_BS: Array
     memory_BSD: Array | None = None
-    memory_mask: Array | None = None
+    memory_BS: Array | None = None
     bias: Array | float = 0.0
+    table: Array | None = None
     segment_BT: Array | None = None
     start: Array | int = 0
     key_2: Array | None = None
     rates: Rates | None = None
+    kernel: str = flax.struct.field(pytree_node=False, default='plain')
 
     def dropout(self, cfg: ModelConfig, place: str, *site: Array | int) -> Dropout:
         """What draws the mask of a site of its own; nothing in a deterministic pass, or where the rate is zero."""
         if self.key_2 is None or not getattr(cfg.dropout, place):
-            return lambda x: x
+            return lambda x, *block: x
         key_2 = ops.fold(self.key_2, *site)
         rate = getattr(cfg.dropout, place) if self.rates is None else self.rates[place]
-        return lambda x: ops.dropout(x, rate, key_2)
+        return lambda x, *block: ops.dropout(x, rate, key_2, *block)
 
 
 def _full(cfg: AttentionConfig, query_BT: Array, key_BS: Array, layer: Array) -> Array:
@@ -133,10 +139,37 @@ class MultiHeadAttention(nn.Module):
         """(y_BTD, weights_BHTS) of scores: their softmax, the values under it, the output projection."""
         dtype = jnp.float32 if self.cfg.precision.softmax == 'float32' else v_BSGE.dtype
         y_BTHE, weights_BHTS = ops.attend(scores_BHTS, v_BSGE, mask_BHTS, softmax_dtype=dtype, dropout=dropout)
+        return self.projected(y_BTHE), weights_BHTS
+
+    def projected(self, y_BTHE: Array) -> Array:
+        """y_BTD of what the heads have found."""
         y_BTD = jnp.einsum('BTHE,HED->BTD', y_BTHE, self.out.astype(y_BTHE.dtype))
         if self.cfg.attention.bias == 'all':
             y_BTD = y_BTD + self.out_bias.astype(y_BTD.dtype)
-        return y_BTD, weights_BHTS
+        return y_BTD
+
+    def look(
+        self, q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, seen: 'Seen', kernel: str, dropout: Dropout
+    ) -> tuple[Array, Array | None]:
+        """(y_BTD, weights_BHTS where the kernel has them) of queries that look at keys."""
+        score = SCORES[self.cfg.attention.score]
+        if kernel == 'blockwise':
+
+            def scores(q_BTHK: Array, k_BSGK: Array, query_T: Array, key_S: Array) -> Array:
+                return score(self, q_BTHK, k_BSGK) + seen.bias(query_T, key_S)
+
+            block = self.cfg.attention.block
+            y_BTHE = blockwise.attention(q_BTHK, k_BSGK, v_BSGE, scores, seen.mask, block=block, dropout=dropout)
+            return self.projected(y_BTHE), None
+        T, S = q_BTHK.shape[1], k_BSGK.shape[1]
+        return self.weigh(score(self, q_BTHK, k_BSGK) + seen.bias(T, S), v_BSGE, seen.mask(T, S), dropout)
+
+
+class Seen(NamedTuple):
+    """Of queries and keys, by their numbers or for the first so many: `mask` [B, H, T, S] boolean, `bias` float32."""
+
+    mask: Callable[[Array | int, Array | int], Array]
+    bias: Callable[[Array | int, Array | int], Array | float]
 
 
 SCORES: dict[str, Callable[[MultiHeadAttention, Array, Array], Array]] = {
@@ -152,21 +185,21 @@ class CrossAttention(MultiHeadAttention):
     def __call__(
         self, x_BTD: Array, cache: Cache | None, context: Context, dropout: Dropout
     ) -> tuple[Array, Cache, Maps]:
-        assert context.memory_mask is not None
+        assert context.memory_BS is not None
         if context.memory_BSD is not None:
             k_BSGK, v_BSGE = self.keys(context.memory_BSD), self.values(context.memory_BSD)
         else:
             assert cache is not None
             k_BSGK, v_BSGE = cache['key'], cache['value']
-        scores_BHTS = SCORES[self.cfg.attention.score](self, self.queries(x_BTD), k_BSGK)
-        y_BTD, weights_BHTS = self.weigh(scores_BHTS, v_BSGE, context.memory_mask, dropout)
-        return y_BTD, {'key': k_BSGK, 'value': v_BSGE}, {'cross': weights_BHTS}
+        seen = Seen(Sight(context.memory_BS).mask, lambda query_T, key_S: 0.0)
+        y_BTD, weights_BHTS = self.look(self.queries(x_BTD), k_BSGK, v_BSGE, seen, context.kernel, dropout)
+        return y_BTD, {'key': k_BSGK, 'value': v_BSGE}, {} if weights_BHTS is None else {'cross': weights_BHTS}
 
 
 class SelfAttention(MultiHeadAttention):
     """Attention of a stack to itself, or to the rows that its cache holds."""
 
-    causal: bool = False  # what may be looked at is in the mask; kept so that all mixers are made alike
+    causal: bool = False
 
     @staticmethod
     def empty_cache(cfg: ModelConfig, B: int, length: int, dtype: jnp.dtype) -> Cache:
@@ -183,10 +216,31 @@ class SelfAttention(MultiHeadAttention):
         if cache is not None:
             k_BSGK, v_BSGE = written(cache['key'], k_BSGK, context), written(cache['value'], v_BSGE, context)
             cache = {'key': k_BSGK, 'value': v_BSGE}
-        pattern = PATTERNS[cfg.attention.pattern](cfg.attention, context.position_BT, context.key_BS, layer)
-        scores_BHTS = SCORES[cfg.attention.score](self, q_BTHK, k_BSGK) + context.bias
-        y_BTD, weights_BHTS = self.weigh(scores_BHTS, v_BSGE, context.self_mask & pattern, dropout)
-        return y_BTD, cache, {'self': weights_BHTS}
+        seen = Seen(self.mask(context, layer), self.bias(context))
+        y_BTD, weights_BHTS = self.look(q_BTHK, k_BSGK, v_BSGE, seen, context.kernel, dropout)
+        return y_BTD, cache, {} if weights_BHTS is None else {'self': weights_BHTS}
+
+    def mask(self, context: Context, layer: Array) -> Callable[[Array | int, Array | int], Array]:
+        """Sight and pattern."""
+        attention = self.cfg.attention
+
+        def mask(query_T: Array | int, key_S: Array | int) -> Array:
+            positions = rows(context.position_BT, query_T), rows(context.key_BS, key_S)
+            return context.sight.mask(query_T, key_S) & PATTERNS[attention.pattern](attention, *positions, layer)
+
+        return mask
+
+    def bias(self, context: Context) -> Callable[[Array | int, Array | int], Array | float]:
+        """That of the positions: given by the context, or of each block of its own."""
+
+        def bias(query_T: Array | int, key_S: Array | int) -> Array | float:
+            if context.kernel != 'blockwise':
+                return context.bias
+            positions = rows(context.position_BT, query_T), rows(context.key_BS, key_S)
+            found = POSITIONS[self.cfg.position].bias(self.cfg, context.table, *positions, self.causal)
+            return 0.0 if found is None else found
+
+        return bias
 
 
 class Static(SelfAttention):
@@ -223,8 +277,7 @@ class Static(SelfAttention):
             cache = {'value': v_BSGE}
         cut = jax.vmap(lambda query_T, key_S: self.mixing[:, query_T][:, :, key_S])
         scores_BHTS = cut(context.position_BT, context.key_BS).astype(jnp.float32)
-        pattern = PATTERNS[cfg.attention.pattern](cfg.attention, context.position_BT, context.key_BS, layer)
-        mask = context.self_mask & pattern
+        mask = self.mask(context, layer)(x_BTD.shape[1], v_BSGE.shape[1])
         scores_BHTS = jnp.broadcast_to(scores_BHTS, (x_BTD.shape[0], *scores_BHTS.shape[1:]))
         y_BTD, weights_BHTS = self.weigh(scores_BHTS, v_BSGE, mask, dropout)
         return y_BTD, cache, {'self': weights_BHTS}

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.model import ops
 from jaxformer.model.attention import Context, Maps, Rates
+from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Cache, Stack, shared_positions
 
 Array = jax.Array
@@ -71,10 +71,9 @@ class Family(nn.Module):
     ) -> tuple[Array, Array, Maps]:
         """(y_BSD, which rows are real [B, S], the maps) of the encoder."""
         valid_BS = tokens_BS != self.cfg.ids.pad
-        position_BS, mask = shared_positions(tokens_BS.shape[1]), valid_BS[:, None, None, :]
-        if segment_BS is not None:
-            position_BS, mask = document_positions(segment_BS), mask & same_document(segment_BS)
-        context = Context(valid_BS, mask, position_BS, position_BS, segment_BT=segment_BS, key_2=key_2, rates=rates)
+        position_BS = shared_positions(tokens_BS.shape[1]) if segment_BS is None else document_positions(segment_BS)
+        sight = Sight(valid_BS, segment_BS)
+        context = Context(valid_BS, sight, position_BS, position_BS, segment_BT=segment_BS, key_2=key_2, rates=rates)
         table_VD = self.source_embedding if self.cfg.embedding.tables == 'separate' else self.embedding
         y_BSD, _, maps = self.encoder(self._embed(tokens_BS, table_VD, type_BS), context, keep_maps=keep_maps)
         return y_BSD, valid_BS, maps
@@ -98,7 +97,7 @@ class Family(nn.Module):
             )
         return Context(
             valid_BT=jnp.ones(tokens_BT.shape, bool),
-            self_mask=ops.causal_mask(T, length, offset=start),
+            sight=Sight(start=start, causal=True),
             position_BT=start + shared_positions(T),
             key_BS=shared_positions(length),
             start=start,
@@ -128,11 +127,6 @@ def document_positions(segment_BT: Array) -> Array:
     column_T = jnp.arange(segment_BT.shape[1])
     begins_BT = jnp.pad(segment_BT[:, 1:] != segment_BT[:, :-1], ((0, 0), (1, 0)))
     return column_T - jax.lax.cummax(jnp.where(begins_BT, column_T, 0), axis=1)
-
-
-def same_document(segment_BT: Array) -> Array:
-    """[B, 1, T, T]: keys of the query's own document."""
-    return segment_BT[:, None, :, None] == segment_BT[:, None, None, :]
 
 
 def named(maps: Maps, **names: str) -> Maps:

@@ -222,15 +222,30 @@ def fold(key_2: Array, *numbers: Array | int) -> Array:
     return jnp.stack([a, b])
 
 
-def random_bits(key_2: Array, shape: tuple[int, ...]) -> Array:
-    """uint32 of the shape, each a hash of (key, position in the whole array). At most 2³² elements."""
+def random_bits(
+    key_2: Array, shape: tuple[int, ...], origin: tuple[Array | int, ...] = (), whole: tuple[int, ...] = ()
+) -> Array:
+    """uint32 of the shape, each a hash of (key, position in the whole array). At most 2³² elements.
+
+    Args:
+      origin, whole: where the part of that shape begins in a greater array, and the shape of that one.
+    """
     index = jnp.zeros(shape, jnp.uint32)
-    for axis, size in enumerate(shape):
-        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    for axis, size in enumerate(whole or shape):
+        number = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        if origin:
+            number = number + jnp.asarray(origin[axis]).astype(jnp.uint32)
+        index = index * jnp.uint32(size) + number
     return _avalanche(_avalanche(index ^ key_2[0]) + key_2[1])
 
 
-def dropout(x: Array, rate: float | Array, key_2: Array) -> Array:
+def dropout(
+    x: Array,
+    rate: float | Array,
+    key_2: Array,
+    origin: tuple[Array | int, ...] = (),
+    whole: tuple[int, ...] = (),
+) -> Array:
     """x with each element zeroed with probability `rate` and the others divided by 1 − rate.
 
     The mask is a hash of (key, position in the whole array), not a draw from a generator: it fuses with its neighbours,
@@ -238,10 +253,11 @@ def dropout(x: Array, rate: float | Array, key_2: Array) -> Array:
 
     Args:
       x: any shape with fewer than 2³² elements. rate: in [0, 1), taken as a float32. key_2: uint32[2], from `fold`.
+      origin, whole: of `random_bits`, where x is a part of a greater array.
     """
     rate = jnp.asarray(rate, jnp.float32)
     threshold = jnp.minimum(rate * 2.0**32, 2.0**32 - 2.0**8).astype(jnp.uint32)  # the largest float32 below 2³²
-    keep = random_bits(key_2, x.shape) >= threshold
+    keep = random_bits(key_2, x.shape, origin, whole) >= threshold
     return jnp.where(keep, (x.astype(jnp.float32) / (1 - rate)).astype(x.dtype), jnp.zeros((), x.dtype))
 
 

@@ -33,8 +33,17 @@ class NoPosition(nn.Module):
         """Turns queries or keys by their positions; values are never turned."""
         return x_BTHK
 
-    def bias(self, query_BT: Array, key_BS: Array) -> Array | None:
-        """[L, B, H, T, S] float32 to be added to the scores of self-attention, L being 1 or N; None: nothing."""
+    def tables(self) -> Array | None:
+        """[L, …]: what `bias` reads, L being 1 or N; None where it reads nothing."""
+        return None
+
+    @staticmethod
+    def bias(cfg: ModelConfig, table: Array | None, query_BT: Array, key_BS: Array, causal: bool) -> Array | None:
+        """[B or 1, H, T, S] float32 to be added to the scores of self-attention in one layer; None: nothing.
+
+        Args:
+          table: of the layer, out of `tables`.
+        """
         return None
 
 
@@ -70,9 +79,10 @@ class Rotary(NoPosition):
 class Alibi(NoPosition):
     """Scores fall with the distance, by a fixed slope per head (Press et al. 2022); any length, either direction."""
 
-    def bias(self, query_BT: Array, key_BS: Array) -> Array:
+    @staticmethod
+    def bias(cfg: ModelConfig, table: Array | None, query_BT: Array, key_BS: Array, causal: bool) -> Array:
         distance_BTS = jnp.abs(query_BT[:, :, None] - key_BS[:, None, :]).astype(jnp.float32)
-        return (-ops.alibi_slopes(self.cfg.num_heads)[:, None, None] * distance_BTS[:, None])[None]
+        return -ops.alibi_slopes(cfg.num_heads)[:, None, None] * distance_BTS[:, None]
 
 
 class T5Relative(NoPosition):
@@ -85,11 +95,16 @@ class T5Relative(NoPosition):
         initializer = nn.initializers.normal(cfg.d_model**-0.5)
         self.relative_bias = self.param('relative_bias', initializer, shape, jnp.dtype(cfg.precision.parameters))
 
-    def bias(self, query_BT: Array, key_BS: Array) -> Array:
-        relative = self.cfg.relative
+    def tables(self) -> Array:
+        return self.relative_bias
+
+    @staticmethod
+    def bias(cfg: ModelConfig, table: Array | None, query_BT: Array, key_BS: Array, causal: bool) -> Array:
+        assert table is not None
         distance_BTS = key_BS[:, None, :] - query_BT[:, :, None]
-        bucket_BTS = ops.relative_buckets(distance_BTS, relative.num_buckets, relative.max_distance, self.causal)
-        return jnp.moveaxis(self.relative_bias.astype(jnp.float32)[:, bucket_BTS], -1, 2)
+        relative = cfg.relative
+        bucket_BTS = ops.relative_buckets(distance_BTS, relative.num_buckets, relative.max_distance, causal)
+        return jnp.moveaxis(table.astype(jnp.float32)[bucket_BTS], -1, 1)
 
 
 def refuse_longer(cfg: ModelConfig, length: int, table: str) -> None:

@@ -52,15 +52,16 @@ class Stack(nn.Module):
         if cfg.embedding.norm == 'on':
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = context.dropout(cfg, 'embedding', EMBEDDING_SITE)(x_BTD)
-        bias_LBHTS = self.position.bias(context.position_BT, context.key_BS)
-        per_layer = bias_LBHTS is not None and len(bias_LBHTS) == self.length
-        if bias_LBHTS is not None and not per_layer:
-            context = context.replace(bias=bias_LBHTS[0])
+        # Who collects maps, or reads a cache, wants the weights of all keys at once.
+        context = context.replace(kernel='plain' if keep_maps or cache is not None else cfg.attention.kernel)
+        tables = self.position.tables()
+        shared = tables is None or len(tables) == 1
+        if shared:  # worked out once for all layers
+            context = self._biased(context, None if tables is None else tables[0])
 
         def body(block: Block, x: Array, row: tuple[Array, Array | None, Cache | None]) -> tuple[Array, Any]:
-            layer, bias_BHTS, cache = row
-            own = context.replace(bias=bias_BHTS) if per_layer else context
-            return block(x, layer, cache, own, keep_maps)
+            layer, table, cache = row
+            return block(x, layer, cache, context if shared else self._biased(context, table), keep_maps)
 
         if cfg.remat == 'block':
             body = nn.remat(body, prevent_cse=False)  # a scan keeps XLA from undoing it
@@ -71,10 +72,16 @@ class Stack(nn.Module):
             length=self.length,
             unroll=cfg.scan_unroll or self.length,
         )
-        x_BTD, (cache, maps) = scanned(
-            self.layers, x_BTD, (jnp.arange(self.length), bias_LBHTS if per_layer else None, cache)
-        )
+        x_BTD, (cache, maps) = scanned(self.layers, x_BTD, (jnp.arange(self.length), None if shared else tables, cache))
         return (self.final_norm(x_BTD) if cfg.residual in ('pre', 'sandwich') else x_BTD), cache, maps
+
+    def _biased(self, context: Context, table: Array | None) -> Context:
+        """The context with what its kernel wants of the biases: the table, or all of them."""
+        if context.kernel == 'blockwise':
+            return context.replace(table=table)
+        bias = POSITIONS[self.cfg.position].bias
+        found = bias(self.cfg, table, context.position_BT, context.key_BS, self.causal)
+        return context if found is None else context.replace(bias=found)
 
     def empty_cache(self, B: int, length: int, dtype: jnp.dtype) -> Cache:
         """The cache of no rows with room for `length`, with a leading N axis: {'self': the mixer's}."""

@@ -10,7 +10,8 @@ from jaxformer.errors import UserError
 from jaxformer.model import ops
 from jaxformer.model.attention import Context, Maps, Rates
 from jaxformer.model.encoders import Classifier, MaskedLanguageModel
-from jaxformer.model.family import Family, document_positions, named, same_document, wants_maps
+from jaxformer.model.family import Family, document_positions, named, wants_maps
+from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Cache, shared_positions
 
 Array = jax.Array
@@ -45,7 +46,7 @@ class Seq2Seq(Family):
         encoder_key, decoder_key = (None, None) if key_2 is None else (ops.fold(key_2, 0), ops.fold(key_2, 1))
         memory_BSD, valid_BS, encoder_maps = self._encode(source_BS, encoder_key, keep_maps, rates=rates)
         input_BT, context = decoder_inputs(target_BT, self.cfg)
-        context = context.replace(memory_BSD=memory_BSD, memory_mask=valid_BS[:, None, None, :])
+        context = context.replace(memory_BSD=memory_BSD, memory_BS=valid_BS)
         context = context.replace(key_2=decoder_key, rates=rates)
         y_BTD, _, maps = self.decoder(self._embed(input_BT, self.embedding), context, keep_maps=keep_maps)
         return self._logits(y_BTD), named(encoder_maps, encoder='self') | named(maps, decoder='self', cross='cross')
@@ -54,19 +55,18 @@ class Seq2Seq(Family):
         """Encodes the source and returns a decoder cache with room for `length` target positions.
 
         layers: {'self': that of the mixer (key [N,B,length,G,K] and value [N,B,length,G,E] of attention),
-        'cross': {key [N,B,S,G,K], value [N,B,S,G,E]}}, source_mask [B,1,1,S], index [] int32 (positions written so
+        'cross': {key [N,B,S,G,K], value [N,B,S,G,E]}}, source_mask [B,S], index [] int32 (positions written so
         far), room [length] (its shape alone matters).
         """
         memory_BSD, valid_BS, _ = self._encode(source_BS, None, False)
-        memory_mask = valid_BS[:, None, None, :]
         B, dtype = source_BS.shape[0], memory_BSD.dtype
         # A chunk of no tokens: it writes nothing but the keys and values of the memory.
         nothing = jnp.zeros((B, 0, self.cfg.d_model), dtype)
         context = self._extend_context(jnp.zeros((B, 0), jnp.int32), {'index': jnp.int32(0)}, length)
-        context = context.replace(memory_BSD=memory_BSD, memory_mask=memory_mask)
+        context = context.replace(memory_BSD=memory_BSD, memory_BS=valid_BS)
         cache = self.decoder.empty_cache(B, length, dtype) | {'cross': None}
         _, layers, _ = self.decoder(nothing, context, cache)
-        return {'layers': layers, 'source_mask': memory_mask, 'index': jnp.int32(0), 'room': jnp.zeros(length, bool)}
+        return {'layers': layers, 'source_mask': valid_BS, 'index': jnp.int32(0), 'room': jnp.zeros(length, bool)}
 
     def extend(self, tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
         """Logits after each of T further target tokens, and the cache with them written (T ≥ 1 at once).
@@ -81,7 +81,7 @@ class Seq2Seq(Family):
           (logits_BTV in float32, cache).
         """
         context = self._extend_context(tokens_BT, cache, cache['room'].shape[0])
-        context = context.replace(memory_mask=cache['source_mask'])
+        context = context.replace(memory_BS=cache['source_mask'])
         y_BTD, layers, _ = self.decoder(self._embed(tokens_BT, self.embedding), context, cache['layers'])
         return self._logits(y_BTD), {**cache, 'layers': layers, 'index': cache['index'] + tokens_BT.shape[1]}
 
@@ -150,14 +150,13 @@ def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None 
     before_BT = jnp.pad(labels_BT[:, :-1], ((0, 0), (1, 0)))
     real_before_BT = jnp.pad(real_BT[:, :-1], ((0, 0), (1, 0)))
     valid_BT = real_BT | real_before_BT
-    position_BT = shared_positions(T)
-    mask = ops.causal_mask(T, T) & valid_BT[:, None, None, :]
+    position_BT, sight = shared_positions(T), Sight(valid_BT, segment_BT, causal=True)
     first_BT = ~real_before_BT
     if segment_BT is not None:
-        position_BT, mask = document_positions(segment_BT), mask & same_document(segment_BT)
+        position_BT = document_positions(segment_BT)
         first_BT = first_BT | (position_BT == 0)
     input_BT = jnp.where(first_BT, jnp.where(real_BT, cfg.ids.start, cfg.ids.pad), before_BT)
-    return input_BT, Context(valid_BT, mask, position_BT, position_BT, segment_BT=segment_BT)
+    return input_BT, Context(valid_BT, sight, position_BT, position_BT, segment_BT=segment_BT)
 
 
 def build(cfg: ModelConfig, vocab_size: int, num_classes: int = 0) -> Family:

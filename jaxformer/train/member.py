@@ -179,7 +179,7 @@ class Member:
                 )
             if values['skipped_in_row'] >= train.nan_limit:
                 raise RunError(f'{found}; {values["skipped_in_row"]} updates in a row skipped (config.train.nan_limit)')
-            logging.warning('%s; the update was skipped (%d so far)', found, values['skipped'])
+            logging.warning('%s: %s; the update was skipped (%d so far)', self.workdir, found, values['skipped'])
         self.step, self._skipping = step, not values['finite']
         if self._fresh:  # compiling is no part of the speed
             self._fresh, self._tokens, self._since = False, 0.0, time.perf_counter()

@@ -18,6 +18,8 @@ START = 'start_from.json'
 
 _FREE = (
     'model.remat',
+    'model.attention.kernel',
+    'model.attention.block',
     'model.scan_unroll',
     'model.vocab_size',
     'model.dropout',

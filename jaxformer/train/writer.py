@@ -238,11 +238,14 @@ def git_revision() -> dict[str, Any] | None:
 class Progress:
     """A line on stderr, "step 120/2000  loss 1.234  5,120 tokens/s  ETA 0:12:31": redrawn in place on a terminal,
     elsewhere a plain line every `every` seconds and at the last step. The ETA is from this process's own speed, of
-    which its first step says nothing: it holds the compilation. `unit`: what is counted.
+    which its first step says nothing: it holds the compilation. `unit`: what is counted. `runs`: how many it is about.
     """
 
-    def __init__(self, num_steps: int, unit: str = 'tokens', *, stream: TextIO | None = None, every: float = 30.0):
+    def __init__(
+        self, num_steps: int, unit: str = 'tokens', runs: int = 1, *, stream: TextIO | None = None, every: float = 30.0
+    ):
         self._num_steps, self._unit = num_steps, unit
+        self._loss = 'loss' if runs == 1 else f'mean loss of {runs} runs'
         self._stream = sys.stderr if stream is None else stream
         self._in_place = self._stream.isatty()
         self._every = 0.1 if self._in_place else every
@@ -263,7 +266,7 @@ class Progress:
         if now - self._drawn < self._every and step < self._num_steps:
             return
         self._drawn = now
-        line = f'step {step}/{self._num_steps}  loss {loss:.4g}'
+        line = f'step {step}/{self._num_steps}  {self._loss} {loss:.4g}'
         first, start = self._first
         if step > first:
             seconds = round((now - start) / (step - first) * (self._num_steps - step))

@@ -73,6 +73,25 @@ def test_killed_anywhere_the_rerun_goes_on_and_leaves_finished_runs_alone(tmp_pa
     assert len(before) == 3 * 8  # the two files of its claim among them
 
 
+def test_a_grid_that_changed_says_which_finished_runs_no_longer_count(tmp_path):
+    standing, train = tmp_path / 'grid', standin.Standin()
+    run_quietly(standin.make_plan(tmp_path, "product({'model.d_k': (64, 16)})"), standing, 2, train)
+    _, lines = run_quietly(standin.make_plan(tmp_path, "product({'model.d_k': (64, 24)})"), standing, 1, train)
+    assert lines[0] == (
+        'note: 1 cell with 2 finished runs left the grid, as it has other cells now; '
+        'they stay on disk, and count again when the grid is as it was'
+    )
+    changed = standin.grid_file(tmp_path, "product({'model.d_k': (64, 24)})")
+    changed.write_text(
+        changed.read_text().replace('batch_size = 16', "batch_size = 16\n    config.train.nan_policy = 'skip'")
+    )
+    again = plan.resolve(plan.read(changed), count=lambda cfg: None)
+    _, lines = run_quietly(again, standing, 1, train)
+    assert 'note: 2 cells with 3 finished runs left the grid, as train.nan_policy of the baseline changed;' in lines[0]
+    _, lines = run_quietly(again, standing, 1, train)
+    assert not any('note' in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ('error', 'reason', 'traceback'),
     [

@@ -165,7 +165,7 @@ def test_generation_step_by_step_has_the_weights_of_one_forced_pass(run):
     def step(model, token_B1, cache):
         """As `extend`, with maps."""
         context = model._extend_context(token_B1, cache, cache['room'].shape[0])
-        context = context.replace(memory_mask=cache['source_mask'])
+        context = context.replace(memory_BS=cache['source_mask'])
         x_B1D = model._embed(token_B1, model.embedding)
         _, layers, found = model.decoder(x_B1D, context, cache['layers'], keep_maps=True)
         return {**cache, 'layers': layers, 'index': cache['index'] + 1}, found

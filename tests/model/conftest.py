@@ -8,8 +8,9 @@ import pytest
 from quick import draw_params
 
 from jaxformer import config
-from jaxformer.model import ops, transformer
+from jaxformer.model import transformer
 from jaxformer.model.attention import Context
+from jaxformer.model.masks import Sight
 from jaxformer.model.mixers import MIXERS
 
 BASE = Path(__file__).parents[2] / 'configs' / 'base.py'
@@ -78,10 +79,8 @@ def make_model(make_config):
 def context_of(valid_BT, causal, segment_BT=None):
     """What a stack tells its blocks about rows of which some are padding."""
     valid_BT = jnp.asarray(valid_BT)
-    position_1T, mask = jnp.arange(valid_BT.shape[1])[None], valid_BT[:, None, None, :]
-    if causal:
-        mask = mask & ops.causal_mask(valid_BT.shape[1], valid_BT.shape[1])
-    return Context(valid_BT, mask, position_1T, position_1T, segment_BT=segment_BT)
+    position_1T, sight = jnp.arange(valid_BT.shape[1])[None], Sight(valid_BT, causal=causal)
+    return Context(valid_BT, sight, position_1T, position_1T, segment_BT=segment_BT)
 
 
 @pytest.fixture(scope='session')

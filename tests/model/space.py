@@ -95,6 +95,10 @@ def valid_changes(number):
     model['norm'] = choice('norm', {'none'} if model['residual'] == 'deepnorm' else ())
     model['embedding.norm'] = choice('embedding.norm', {'on'} if model['norm'] == 'none' else ())
 
+    if model['precision.softmax'] == 'float32' and (family == 'seq2seq' or 'attention' in used):
+        model['attention.kernel'] = choice('attention.kernel')
+        model['attention.block'] = rng.choice((2, 3, 512))
+
     changes = {f'model.{name}': value for name, value in model.items()} | OF_FAMILY[family]
     changes |= {'eval.max_decode_length': 8}
     changes['data.labels'] = 'syntax' if model.get('head.pooling') == 'tokens' else 'package'

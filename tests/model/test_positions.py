@@ -101,10 +101,10 @@ def test_alibi_slopes_of_eight_and_twelve_heads():
 
 def test_alibi_falls_with_the_distance_in_both_directions(make_config):
     cfg = make_config(position='alibi')
-    bias = positions.Alibi(cfg, 2, True).bias(jnp.array([[4, 9]]), jnp.array([[3, 4, 5, 6]]))
-    assert bias.shape == (1, 1, 3, 2, 4) and bias.dtype == jnp.float32
+    bias = positions.Alibi.bias(cfg, None, jnp.array([[4, 9]]), jnp.array([[3, 4, 5, 6]]), True)
+    assert bias.shape == (1, 3, 2, 4) and bias.dtype == jnp.float32
     expected = -np.asarray(slopes_of_the_paper(3))[:, None, None] * np.array([[1, 0, 1, 2], [6, 5, 4, 3]])
-    np.testing.assert_allclose(bias[0, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(bias[0], expected, rtol=1e-6)
 
 
 def bucket_by_hand(distance, num_buckets, max_distance, causal):
@@ -138,8 +138,10 @@ def test_relative_bias_is_the_row_of_the_bucket_by_head_and_layer(make_config, t
     cfg = make_config(position='t5_relative', relative__tables=tables, **sizes)
     table = jnp.asarray(np.random.default_rng(0).standard_normal((rows, 7, 3)), jnp.float32)
     query, key = np.array([[3, 8]]), np.array([[0, 3, 4, 20]])
-    module = positions.T5Relative(cfg, 4, False)
-    bias = module.apply({'params': {'relative_bias': table}}, query, key, method='bias')
+    params = {'params': {'relative_bias': table}}
+    found = positions.T5Relative(cfg, 4, False).apply(params, method='tables')
+    assert len(found) == rows
+    bias = np.stack([positions.T5Relative.bias(cfg, of_layer, query, key, False) for of_layer in found])
     assert bias.shape == (rows, 1, 3, 2, 4)
     for layer in range(rows):
         for t, s in np.ndindex(2, 4):
@@ -167,5 +169,6 @@ def test_what_a_kind_does_not_do_is_the_identity(make_config, kind):
     assert bool(jnp.any(embedded != x)) == (kind in ('sinusoidal', 'learned'))
     rotated = positions.POSITIONS[kind].rotate(cfg, jnp.asarray(X), jnp.arange(T)[None])
     assert bool(jnp.any(rotated != X)) == (kind == 'rotary')
-    bias = module.apply({'params': params}, at, at, method='bias')
+    tables = module.apply({'params': params}, method='tables')
+    bias = positions.POSITIONS[kind].bias(cfg, None if tables is None else tables[0], at, at, False)
     assert (bias is not None) == (kind in ('alibi', 't5_relative'))

@@ -13,6 +13,7 @@ from jaxformer import config, losses
 from jaxformer.data.vocab import BOS, EOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.model import layers, ops, transformer
+from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Stack
 
 V = 13
@@ -226,7 +227,7 @@ def test_a_stack_is_its_blocks_in_turn(make_model, order):
     cfg, params = model.cfg, params['encoder']
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)), jnp.float32)
     position = jnp.arange(4)[None]
-    context = layers.Context(jnp.ones((2, 4), bool), jnp.ones((1, 1, 1, 4), bool), position, position)
+    context = layers.Context(jnp.ones((2, 4), bool), Sight(), position, position)
 
     @jit
     def stacked(params):
@@ -252,7 +253,7 @@ def test_a_deep_pre_norm_stack_ends_normalised(make_config):
     stack = Stack(cfg, 24, 'attention', causal=False, cross=False)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)), jnp.float32)
     position = jnp.arange(4)[None]
-    context = layers.Context(jnp.ones((2, 4), bool), jnp.ones((1, 1, 1, 4), bool), position, position)
+    context = layers.Context(jnp.ones((2, 4), bool), Sight(), position, position)
     y = np.asarray(jit(lambda: stack.init_with_output(jax.random.key(0), x, context)[0][0])())
     np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
     np.testing.assert_allclose(y.var(-1), 1, atol=1e-4)
@@ -281,6 +282,23 @@ def test_remat_and_unrolling_change_the_program_but_no_number_and_no_parameter(g
     if 'remat' in change:  # the backward pass computes again what the forward pass had
         assert other_program.count('dot_general') > program.count('dot_general')
     np.testing.assert_allclose(other_loss, loss, rtol=1e-5, atol=1e-5)  # a sum of sines, which nearly cancel
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradients, other_gradients)
+
+
+@pytest.mark.parametrize(
+    'design',
+    [
+        {'position': 't5_relative', 'relative__tables': 'per_layer', 'num_kv_heads': 1},
+        {'position': 'alibi', 'attention__pattern': 'global_local', 'attention__window': 1},
+        {'position': 'rotary', 'attention__pattern': 'window2d', 'attention__window': 2, 'attention__shift': 1},
+        {'attention__score': 'additive', 'position': 't5_relative', 'encoder_mixer': 'attention', 'remat': 'block'},
+    ],
+)
+def test_blockwise_attention_changes_no_number(graded, design):
+    design |= {'dropout__attention': 0.2}
+    _, _, loss, gradients = graded(**design)
+    _, _, other_loss, other_gradients = graded(**design, attention__kernel='blockwise', attention__block=3)
+    np.testing.assert_allclose(other_loss, loss, rtol=1e-5, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradients, other_gradients)
 
 

@@ -12,8 +12,9 @@ from others import difference, randomise, torch
 from jaxformer import config
 from jaxformer.inspection import pieces
 from jaxformer.inspection.layout import Row
-from jaxformer.model import ops, transformer
+from jaxformer.model import transformer
 from jaxformer.model.attention import Context
+from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Stack, shared_positions
 
 B, S, T, D, H, F = 3, 7, 6, 15, 3, 22
@@ -78,13 +79,12 @@ def run(cfg, params, source_BSD, target_BTD, source_BS, target_BT):
     """Output of the decoder, through the stacks; True in the masks is a real row."""
     encoder = Stack(cfg, LAYERS['encoder'], 'attention', causal=False, cross=False)
     decoder = Stack(cfg, LAYERS['decoder'], 'attention', causal=True, cross=True)
-    of_source, of_target = source_BS[:, None, None, :], target_BT[:, None, None, :]
     positions = shared_positions(S), shared_positions(T)
-    context = Context(source_BS, of_source, positions[0], positions[0])
+    context = Context(source_BS, Sight(source_BS), positions[0], positions[0])
     memory_BSD, _, _ = encoder.apply({'params': params['encoder']}, source_BSD, context)
     context = Context(
-        target_BT, ops.causal_mask(T, T) & of_target, positions[1], positions[1],
-        memory_BSD=memory_BSD, memory_mask=of_source,
+        target_BT, Sight(target_BT, causal=True), positions[1], positions[1],
+        memory_BSD=memory_BSD, memory_BS=source_BS,
     )  # fmt: skip
     return decoder.apply({'params': params['decoder']}, target_BTD, context)[0]
 
