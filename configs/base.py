@@ -175,6 +175,9 @@ def get_config() -> ConfigDict:
     config.mesh.fsdp = 1  # batch, and d_model of the parameters
     config.mesh.model = 1  # heads, d_ff and vocabulary
     config.mesh.seq = 1  # positions
+    # In place of four numbers: '' none | dp all devices along data | fsdp, tp, sp along fsdp, model, seq |
+    # fsdp+tp two (or mesh.model) along model, the others along fsdp
+    config.mesh.strategy = ''
 
     config.cohort = ConfigDict()  # runs of a grid that share a compiled program; no part of a cell's id
     config.cohort.mode = 'auto'  # auto | map | vmap | off; auto: vmap on accelerators, on CPU map (off for conv)

@@ -228,6 +228,7 @@ class MeshConfig:
     fsdp: int
     model: int
     seq: int
+    strategy: str
 
 
 @dataclasses.dataclass(frozen=True)

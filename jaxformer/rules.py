@@ -11,6 +11,15 @@ Config = Any  # jaxformer.config.Config, which is to the right of this file
 
 MIXERS = ('attention', 'static', 'linformer', 'conv', 'rnn', 'lstm', 'gru')
 
+STRATEGIES: Mapping[str, Mapping[str, int]] = {
+    'dp': {'data': -1},
+    'fsdp': {'fsdp': -1},
+    'tp': {'model': -1},
+    'fsdp+tp': {'fsdp': -1, 'model': 2},
+    'sp': {'seq': -1},
+}
+"""mesh.strategy → devices along the axes that it divides (-1: all that are left) unless config.mesh has more there."""
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     'model.family': ('seq2seq', 'lm', 'mlm', 'classifier'),
     'model.mixer': MIXERS,
@@ -49,6 +58,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'data.tokenizer': ('native', 'characters', 'bytes', 'bpe', 'file'),
     'data.packing': ('stream', 'documents'),
     'data.labels': ('package', 'syntax'),
+    'mesh.strategy': (*STRATEGIES, ''),
     'runtime.freed_memory': ('keep', 'return'),
     'cohort.mode': ('auto', 'map', 'vmap', 'off'),
 }
@@ -92,7 +102,7 @@ def validate(cfg: Config) -> None:
         if (value := get(cfg, path)) not in choices:
             near = difflib.get_close_matches(str(value), choices, n=1)
             hint = f'; did you mean {near[0]!r}?' if near else ''
-            raise refused(path, value, f'one of {", ".join(choices)}{hint}')
+            raise refused(path, value, f'one of {", ".join(choice or repr(choice) for choice in choices)}{hint}')
     for path, low, high in RANGES:
         value = get(cfg, path)
         most = min(high, 2**31 - 1) if isinstance(value, int) else high  # integers are int32 on the device
@@ -313,11 +323,19 @@ def _lengths(cfg: Config) -> Iterable[Problem]:
 
 
 def _mesh(cfg: Config) -> Iterable[Problem]:
-    if [cfg.mesh.data, cfg.mesh.fsdp, cfg.mesh.model, cfg.mesh.seq].count(-1) > 1:
+    sizes = {axis: getattr(cfg.mesh, axis) for axis in ('data', 'fsdp', 'model', 'seq')}
+    strategy = cfg.mesh.strategy
+    for axis, size in sizes.items():
+        if size == 0:
+            yield f'mesh.{axis}', '-1 (all devices that are left) or at least 1'
+        if strategy:
+            divided = STRATEGIES[strategy]
+            said = size not in (1, divided.get(axis)) and (axis, size) != ('data', -1)
+            if said and not (axis in divided and size > 1):
+                least, along = 'at least ' if axis in divided else '', ' and '.join(divided)
+                yield f'mesh.{axis}', f'{least}1 with mesh.strategy={strategy}, which divides the devices along {along}'
+    if not strategy and list(sizes.values()).count(-1) > 1:
         raise UserError('config.mesh: more than one axis is -1; only one can take the devices that are left')
-    for path in ('mesh.data', 'mesh.fsdp', 'mesh.model', 'mesh.seq'):
-        if get(cfg, path) == 0:
-            yield path, '-1 (all devices that are left) or at least 1'
 
 
 def _flat(values: Any) -> Iterable[int]:

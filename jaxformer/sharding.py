@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import UserError
+from jaxformer.rules import STRATEGIES
 
 AXES = ('data', 'fsdp', 'model', 'seq')
 
@@ -66,6 +67,15 @@ PARAMETERS: tuple[tuple[str, str], ...] = (
 """Pattern of a parameter's path → its letters, one per dimension."""
 
 
+def sizes(cfg: MeshConfig) -> tuple[int, ...]:
+    """Devices along AXES as the config or its strategy has them; -1 where an axis takes all that are left."""
+    given = {axis: getattr(cfg, axis) for axis in AXES}
+    if cfg.strategy:
+        said = {axis: size for axis, size in given.items() if size > 1}
+        given = dict.fromkeys(AXES, 1) | STRATEGIES[cfg.strategy] | said  # which the rules let be greater
+    return tuple(given.values())
+
+
 def make_mesh(cfg: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """The mesh of cfg over all devices; one device is the mesh of ones.
 
@@ -73,14 +83,15 @@ def make_mesh(cfg: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
       UserError: the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = [getattr(cfg, axis) for axis in AXES]
-    fixed = math.prod(size for size in sizes if size > 0)
-    if -1 in sizes and len(devices) % fixed == 0:
-        sizes[sizes.index(-1)] = len(devices) // fixed
-    if math.prod(sizes) != len(devices):
-        asked = ', '.join(f'{axis}={size}' for axis, size in zip(AXES, sizes, strict=True))
+    shape = list(sizes(cfg))
+    fixed = math.prod(size for size in shape if size > 0)
+    if -1 in shape and len(devices) % fixed == 0:
+        shape[shape.index(-1)] = len(devices) // fixed
+    if math.prod(shape) != len(devices):
+        asked = ', '.join(f'{axis}={size}' for axis, size in zip(AXES, shape, strict=True))
+        asked += f', strategy={cfg.strategy}' if cfg.strategy else ''
         raise UserError(f'config.mesh ({asked}): the product must be the number of devices, {len(devices)}')
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -434,6 +434,7 @@ ELSEWHERE = {
     'data.packing': 'data/test_splits.py::test_segments_mark_the_documents',
     'data.labels': 'data/test_stdlib.py::test_another_longest_bucket_and_another_label_are_prepared_anew',
     'runtime.freed_memory': 'test_runtime.py::test_what_is_freed_stays_with_the_process_unless_it_is_to_be_returned',
+    'mesh.strategy': 'test_sharding.py::test_a_strategy_is_four_numbers',
     'cohort.mode': 'ablate/test_cohort.py::test_off_and_a_mesh_of_several_devices_mean_one_at_a_time',
 }
 """Which test shows what the choices of a field do, where it is not one of the above."""

@@ -130,6 +130,10 @@ REFUSED = [  # (changes, field, part of the reason)
     # Mesh
     ({'mesh.fsdp': -1}, 'mesh', 'more than one axis is -1'),
     ({'mesh.seq': 0}, 'mesh.seq', 'at least 1'),
+    ({'mesh.strategy': 'ddp'}, 'mesh.strategy', "one of dp, fsdp, tp, fsdp+tp, sp, ''"),
+    ({'mesh.strategy': 'fsdp', 'mesh.model': 2}, 'mesh.model', 'must be 1 with mesh.strategy=fsdp'),
+    ({'mesh.strategy': 'fsdp', 'mesh.data': 2}, 'mesh.data', 'which divides the devices along fsdp'),
+    ({'mesh.strategy': 'fsdp+tp', 'mesh.model': -1}, 'mesh.model', 'at least 1 with mesh.strategy=fsdp+tp'),
 ]
 
 

@@ -18,7 +18,7 @@ from jaxformer.errors import UserError
 from jaxformer.model import transformer
 
 ROOT = Path(__file__).parents[1]
-ONE = MeshConfig(data=-1, fsdp=1, model=1, seq=1)
+ONE = MeshConfig(data=-1, fsdp=1, model=1, seq=1, strategy='')
 
 
 SIZES = {'d_model': 16, 'num_heads': 6, 'num_kv_heads': 3, 'd_k': 5, 'd_v': 7, 'd_ff': 11, 'max_length': 64}
@@ -109,7 +109,31 @@ def test_one_device_is_the_mesh_of_ones():
 @pytest.mark.parametrize('sizes', [(2, 1, 1, 1), (-1, 2, 1, 1), (1, 1, -1, 3)])
 def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes):
     with pytest.raises(UserError, match=r'config.mesh \(data=-?\d, fsdp=\d, model=-?\d, seq=\d\).*devices, 1'):
-        sharding.make_mesh(MeshConfig(*sizes), jax.devices()[:1])
+        sharding.make_mesh(MeshConfig(*sizes, strategy=''), jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    ('said', 'expected'),
+    [
+        ({}, (-1, 1, 1, 1)),
+        ({'strategy': 'dp'}, (-1, 1, 1, 1)),
+        ({'strategy': 'fsdp'}, (1, -1, 1, 1)),
+        ({'strategy': 'fsdp', 'fsdp': -1}, (1, -1, 1, 1)),
+        ({'strategy': 'tp', 'model': 4}, (1, 1, 4, 1)),
+        ({'strategy': 'fsdp+tp'}, (1, -1, 2, 1)),
+        ({'strategy': 'fsdp+tp', 'model': 4}, (1, -1, 4, 1)),
+        ({'strategy': 'sp'}, (1, 1, 1, -1)),
+    ],
+)
+def test_a_strategy_is_four_numbers(said, expected):
+    edited = config.load(ROOT / 'configs' / 'base.py')
+    config.override(edited, {f'mesh.{name}': value for name, value in said.items()})
+    assert sharding.sizes(config.resolve(edited).mesh) == expected
+
+
+def test_a_strategy_that_does_not_fit_the_devices_is_refused_by_its_name():
+    with pytest.raises(UserError, match='fsdp=-1, model=2, seq=1, strategy=fsdp.tp.*devices, 1'):
+        sharding.make_mesh(MeshConfig(-1, 1, 1, 1, strategy='fsdp+tp'), jax.devices()[:1])
 
 
 def test_batch_rows_are_rounded_up_to_what_the_mesh_divides():
@@ -170,7 +194,7 @@ def compare_meshes():
     batch = {name: rng.integers(4, 14, (8, length)).astype(np.int32) for name, length in (('source', 6), ('target', 4))}
     results = []
     for axes in ((1, 1, 1, 1), (2, 2, 2, 1)):
-        mesh = sharding.make_mesh(MeshConfig(*axes), jax.devices()[: int(np.prod(axes))])
+        mesh = sharding.make_mesh(MeshConfig(*axes, strategy=''), jax.devices()[: int(np.prod(axes))])
         layout = sharding.of_state(transformer.abstract_params(cfg, 14), mesh)
         params = jax.jit(lambda seed: transformer.init(model, seed), out_shardings=layout)(3)
         assert params['embedding'].addressable_shards[0].data.shape == (14 // axes[2], 16 // axes[1])

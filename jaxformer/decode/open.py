@@ -71,7 +71,7 @@ def on_every_device(run: OpenRun) -> tuple[Mesh, Any]:
 
     Not the mesh that the run was trained on: a checkpoint is evaluated on whatever there is.
     """
-    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1, strategy=''))
     return mesh, jax.device_put(run.params, sharding.of_state(run.params, mesh))
 
 

@@ -35,7 +35,7 @@ def decoder(batch_size, more=None, vocab=VOCAB):
     cfg = config.resolve(edited)
     model = transformer.build(cfg.model, len(vocab))
     params = jax.tree.map(lambda leaf: leaf * 1.7, transformer.init(model, 5))
-    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1, strategy=''))
     return Decoder(cfg, model, vocab, mesh), jax.device_put(params, sharding.of_state(params, mesh))
 
 

@@ -32,7 +32,7 @@ def split(count=10):
 def made(batch_size, count=10, buckets=((5, 5), (9, 9))):
     """(metrics by the evaluator, compilations) over all devices there are."""
     cfg = small.make({'eval.batch_size': batch_size, 'data.buckets': buckets})
-    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1, strategy=''))
     model = transformer.build(cfg.model, SYMBOLS)
     params = transformer.init(model, 2)
     params = jax.device_put(params, sharding.of_state(params, mesh))
@@ -43,7 +43,7 @@ def made(batch_size, count=10, buckets=((5, 5), (9, 9))):
 def per_example(batch_size, count=10):
     """(results of each example, numbers of the split) over all devices there are."""
     cfg = small.make({'eval.batch_size': batch_size, 'data.buckets': ((5, 5), (9, 9))})
-    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1))
+    mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1, strategy=''))
     model = transformer.build(cfg.model, SYMBOLS)
     params = transformer.init(model, 2)
     params = jax.device_put(params, sharding.of_state(params, mesh))
