@@ -125,6 +125,7 @@ def get_config() -> ConfigDict:
     config.train = train = ConfigDict()
     train.num_steps = 100_000
     train.batch_size = 256  # sequences in a global batch
+    train.accumulation = 1  # parts of it that are worked on in turn, to one update: the activations of one in memory
     train.log_every = 100  # steps between lines of metrics.jsonl
     train.checkpoint_every = 1000  # steps; the last step is always saved
     train.keep_checkpoints = 3  # the newest whole ones

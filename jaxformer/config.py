@@ -184,6 +184,7 @@ class MaskingConfig:
 class TrainConfig:
     num_steps: int
     batch_size: int
+    accumulation: int
     log_every: int
     checkpoint_every: int
     keep_checkpoints: int

@@ -116,7 +116,7 @@ def validate(cfg: Config) -> None:
         value = get(cfg, path)
         if any(not 0 <= number < 2**31 for number in _flat(value)):
             raise refused(path, value, f'of integers from 0 to {2**31 - 1}')
-    for rule in (_model, _ids, _mixers, _attention, _positions, _data, _lengths, _mesh):
+    for rule in (_model, _ids, _mixers, _attention, _positions, _data, _lengths, _train, _mesh):
         for path, allowed in rule(cfg):
             raise refused(path, get(cfg, path), allowed)
 
@@ -322,6 +322,11 @@ def _lengths(cfg: Config) -> Iterable[Problem]:
             )
 
 
+def _train(cfg: Config) -> Iterable[Problem]:
+    if cfg.train.batch_size % cfg.train.accumulation:
+        yield 'train.accumulation', f'a divisor of train.batch_size={cfg.train.batch_size}'
+
+
 def _mesh(cfg: Config) -> Iterable[Problem]:
     sizes = {axis: getattr(cfg.mesh, axis) for axis in ('data', 'fsdp', 'model', 'seq')}
     strategy = cfg.mesh.strategy
@@ -377,7 +382,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('optim.weight_decay', 0, math.inf),
     ('optim.clip_norm', 1e-12, math.inf),
     *((f'train.{name}', 1, math.inf) for name in ('num_steps', 'batch_size', 'log_every', 'checkpoint_every')),
-    *((f'train.{name}', 1, math.inf) for name in ('keep_checkpoints', 'nan_limit')),
+    *((f'train.{name}', 1, math.inf) for name in ('accumulation', 'keep_checkpoints', 'nan_limit')),
     ('train.masking.rate', 0.001, 1),
     ('train.masking.replaced', 0, 1),
     ('train.masking.random', 0, 1),

@@ -127,7 +127,8 @@ REFUSED = [  # (changes, field, part of the reason)
     (LEARNED, 'model.max_length', 'at least 64 (the longest of data.buckets and eval.max_decode_length) with learned'),
     (MLM | LEARNED | {'data.buckets': ((31,),)}, 'model.max_length', 'at least 31'),
     (MLM | {'model.mixer': 'linformer', 'model.max_length': 11}, 'model.max_length', 'a static or linformer mixer'),
-    # Mesh
+    # Training and mesh
+    ({'train.accumulation': 3}, 'train.accumulation', 'a divisor of train.batch_size=256'),
     ({'mesh.fsdp': -1}, 'mesh', 'more than one axis is -1'),
     ({'mesh.seq': 0}, 'mesh.seq', 'at least 1'),
     ({'mesh.strategy': 'ddp'}, 'mesh.strategy', "one of dp, fsdp, tp, fsdp+tp, sp, ''"),
@@ -160,7 +161,7 @@ def test_every_rule_is_broken_by_some_case_above():
         rules._attention,
         rules._positions,
     ]
-    functions += [rules._data, rules._lengths, rules._mesh]
+    functions += [rules._data, rules._lengths, rules._train, rules._mesh]
     wanted = set()
     for function in functions:
         lines, first = inspect.getsourcelines(function)

@@ -16,11 +16,12 @@ from jaxformer.model import ops
 from jaxformer.model.family import Family
 from jaxformer.objectives import Objective
 from jaxformer.runtime import CountedJit
+from jaxformer.train import accumulation
 from jaxformer.train.state import TrainState
 
 Batch = dict[str, jax.Array]
 
-OBJECTIVE_SITE = 2_000_000  # folded into the key of a step, beyond what the stacks fold into it
+OBJECTIVE_SITE, PART_SITE = 2_000_000, 3_000_000  # folded into the key of a step, beyond what the stacks fold into it
 
 
 def loss_fn(
@@ -30,10 +31,16 @@ def loss_fn(
     model: nn.Module,
     objective: Objective,
     values: Hyperparameters,
+    part: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(label-smoothed loss in nats per label that counts, number of such labels); 0 for a batch without any."""
+    """(label-smoothed loss in nats per label that counts, number of such labels); 0 for a batch without any.
+
+    part: number of the part of the step's batch that this is, where it is worked on in parts. Each draws dropout masks
+      of its own; what the objective draws belongs to an example, whatever the part.
+    """
     inputs, labels_BT, weights_BT = objective(batch, None if key_2 is None else ops.fold(key_2, OBJECTIVE_SITE))
-    logits_BTV, _ = model.apply({'params': params}, *inputs, key_2=key_2, rates=values.dropout)
+    dropout_2 = key_2 if key_2 is None or part is None else ops.fold(key_2, PART_SITE + part)
+    logits_BTV, _ = model.apply({'params': params}, *inputs, key_2=dropout_2, rates=values.dropout)
     tokens = jnp.sum(weights_BT)
     total = losses.cross_entropy(logits_BTV, labels_BT, weights_BT, values.label_smoothing)
     return total / jnp.maximum(tokens, 1.0), tokens
@@ -48,6 +55,7 @@ def train_step(
     objective: Objective,
     optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
     schedule: Callable[[Hyperparameters], Callable[[jax.Array], jax.Array]],
+    parts: int = 1,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update on one global batch.
 
@@ -58,14 +66,16 @@ def train_step(
     Args:
       batch: as the family's objective reads it; a row that is all padding counts for nothing.
       schedule: learning rate by the number of updates done before; only reported, `optimizer` holds its own.
+      parts: of the batch, that are worked on in turn. The update is that of the batch as one; with dropout
+        one of the same distribution, as the masks of a part are its own.
 
     Returns:
       (state, metrics): loss (nats per token, smoothed), tokens, grad_norm (before clipping), learning_rate, finite,
       skipped, skipped_in_row; all scalars on the device.
     """
     key_2 = ops.fold(jnp.zeros(2, jnp.uint32), values.seed, state.step)
-    gradient = jax.value_and_grad(loss_fn, has_aux=True)
-    (loss, tokens), grads = gradient(state.params, batch, key_2, model, objective, values)
+    of_part = lambda params, rows, part: loss_fn(params, rows, key_2, model, objective, values, part)  # noqa: E731
+    loss, tokens, grads = accumulation.value_and_grad(of_part, parts, state.params, batch)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = optimizer(values).update(grads, state.opt_state, state.params)
@@ -99,6 +109,7 @@ def of(cfg: Config, model: Family) -> Callable[..., tuple[TrainState, dict[str, 
         objective=objectives.of(cfg, model.vocab_size),
         optimizer=lambda values: optim.build(cfg, values),
         schedule=lambda values: optim.schedule(cfg, values),
+        parts=cfg.train.accumulation,
     )
 
 
