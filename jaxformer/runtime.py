@@ -61,9 +61,8 @@ def available_cores() -> list[int]:
 
 def cores_as_devices() -> bool:
     """Makes each core a device of the CPU; False where JAX has started, or was told of a number of devices."""
-    told = (
-        'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '') or jax.config.jax_num_cpu_devices > 0
-    )
+    flag = 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
+    told = flag or getattr(jax.config, 'jax_num_cpu_devices', -1) > 0
     if told or xla_bridge.backends_are_initialized():
         return False
     jax.config.update('jax_num_cpu_devices', len(available_cores()))
@@ -94,3 +93,7 @@ class CountedJit:
 
     def __call__(self, *args: Any) -> Any:
         return self._jitted(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The program for arguments, or for their shapes, dtypes and shardings; nothing runs."""
+        return self._jitted.lower(*args)

@@ -1,7 +1,8 @@
 """Mixers that weigh values: attention to the stack itself or to a memory, a static matrix, and Linformer's slots."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -9,55 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import AttentionConfig, ModelConfig
-from jaxformer.model import blockwise, ops
+from jaxformer.model import blockwise, ops, ring
+from jaxformer.model.context import Context, Draw
 from jaxformer.model.masks import Sight, rows
 from jaxformer.model.positions import POSITIONS, refuse_longer
 
 Array = jax.Array
 Maps = dict[str, Array]
 Cache = dict[str, Array]
-Dropout = Callable[..., Array]  # of an array, or of a block, its origin and the shape of the whole
-Rates = Mapping[str, Array]
-
-
-class Context(flax.struct.PyTreeNode):
-    """What every block of a stack is given beside its own input.
-
-    valid_BT: rows of x that are no padding. sight: the keys that self-attention may look at, but for its pattern.
-    position_BT, key_BS: positions of the rows of x and of the keys that self-attention looks at (those of the cache
-      where there is one), int32; a leading axis of 1 where all rows share them.
-    memory_BSD: encoder output, or None where its keys and values are in the cache. memory_BS: its rows that are no
-      padding.
-    kernel: how attention is computed (config.model.attention.kernel).
-    bias: [B, H, T, S] float32 on the scores of self-attention, broadcastable. table: where the kernel works the biases
-      out by block, what they are read from.
-    segment_BT: number of the document that each row belongs to, or None for one per row.
-    start: how many rows the cache holds already.
-    key_2: dropout key, or None for a deterministic pass.
-    rates: dropout rate [] by place (a field of config.model.dropout); None: those of the config.
-    """
-
-    valid_BT: Array
-    sight: Sight
-    position_BT: Array
-    key_BS: Array
-    memory_BSD: Array | None = None
-    memory_BS: Array | None = None
-    bias: Array | float = 0.0
-    table: Array | None = None
-    segment_BT: Array | None = None
-    start: Array | int = 0
-    key_2: Array | None = None
-    rates: Rates | None = None
-    kernel: str = flax.struct.field(pytree_node=False, default='plain')
-
-    def dropout(self, cfg: ModelConfig, place: str, *site: Array | int) -> Dropout:
-        """What draws the mask of a site of its own; nothing in a deterministic pass, or where the rate is zero."""
-        if self.key_2 is None or not getattr(cfg.dropout, place):
-            return lambda x, *block: x
-        key_2 = ops.fold(self.key_2, *site)
-        rate = getattr(cfg.dropout, place) if self.rates is None else self.rates[place]
-        return lambda x, *block: ops.dropout(x, rate, key_2, *block)
 
 
 def _full(cfg: AttentionConfig, query_BT: Array, key_BS: Array, layer: Array) -> Array:
@@ -135,7 +95,7 @@ class MultiHeadAttention(nn.Module):
         v_BSGE = jnp.einsum('BSD,DGE->BSGE', x_BSD, self.value.astype(x_BSD.dtype))
         return v_BSGE + self.value_bias.astype(x_BSD.dtype) if self.cfg.attention.bias != 'none' else v_BSGE
 
-    def weigh(self, scores_BHTS: Array, v_BSGE: Array, mask_BHTS: Array, dropout: Dropout) -> tuple[Array, Array]:
+    def weigh(self, scores_BHTS: Array, v_BSGE: Array, mask_BHTS: Array, dropout: Draw) -> tuple[Array, Array]:
         """(y_BTD, weights_BHTS) of scores: their softmax, the values under it, the output projection."""
         dtype = jnp.float32 if self.cfg.precision.softmax == 'float32' else v_BSGE.dtype
         y_BTHE, weights_BHTS = ops.attend(scores_BHTS, v_BSGE, mask_BHTS, softmax_dtype=dtype, dropout=dropout)
@@ -149,50 +109,94 @@ class MultiHeadAttention(nn.Module):
         return y_BTD
 
     def look(
-        self, q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, seen: 'Seen', kernel: str, dropout: Dropout
+        self, q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, view: 'View', context: Context
     ) -> tuple[Array, Array | None]:
         """(y_BTD, weights_BHTS where the kernel has them) of queries that look at keys."""
-        score = SCORES[self.cfg.attention.score]
-        if kernel == 'blockwise':
-
-            def scores(q_BTHK: Array, k_BSGK: Array, query_T: Array, key_S: Array) -> Array:
-                return score(self, q_BTHK, k_BSGK) + seen.bias(query_T, key_S)
-
-            block = self.cfg.attention.block
-            y_BTHE = blockwise.attention(q_BTHK, k_BSGK, v_BSGE, scores, seen.mask, block=block, dropout=dropout)
-            return self.projected(y_BTHE), None
-        T, S = q_BTHK.shape[1], k_BSGK.shape[1]
-        return self.weigh(score(self, q_BTHK, k_BSGK) + seen.bias(T, S), v_BSGE, seen.mask(T, S), dropout)
-
-
-class Seen(NamedTuple):
-    """Of queries and keys, by their numbers or for the first so many: `mask` [B, H, T, S] boolean, `bias` float32."""
-
-    mask: Callable[[Array | int, Array | int], Array]
-    bias: Callable[[Array | int, Array | int], Array | float]
+        cfg = self.cfg
+        score_HK = self.score if cfg.attention.score == 'additive' else None
+        if context.kernel == 'plain':
+            scores_BHTS = SCORES[cfg.attention.score](cfg, q_BTHK, k_BSGK, score_HK)
+            if view.own:
+                scores_BHTS = scores_BHTS + context.bias
+            return self.weigh(scores_BHTS, v_BSGE, view.mask(cfg, q_BTHK.shape[1], k_BSGK.shape[1]), view.dropout)
+        drop = None if view.dropout.key_2 is None else _drop_block
+        look = blockwise.Look(
+            functools.partial(_score_block, cfg), functools.partial(_mask_block, cfg), drop, cfg.attention.block
+        )
+        arrays = q_BTHK, k_BSGK, v_BSGE, {'score': score_HK, 'table': context.table}, view
+        if context.mesh is not None and context.mesh.shape[ring.AXIS] > 1:
+            return self.projected(ring.attention(look, context.mesh, *arrays)), None
+        return self.projected(blockwise.attention(look, *arrays)), None
 
 
-SCORES: dict[str, Callable[[MultiHeadAttention, Array, Array], Array]] = {
-    'scaled_dot': lambda attention, q, k: ops.dot_scores(q, k, attention.cfg.d_k**-0.5),
-    'dot': lambda attention, q, k: ops.dot_scores(q, k, 1.0),
-    'additive': lambda attention, q, k: ops.additive_scores(q, k, attention.score),
+class View(flax.struct.PyTreeNode):
+    """What decides, beside scores, which keys count, and how much.
+
+    own: whether a stack looks at itself; then patterns and the biases of positions apply, by position_BT and key_BS of
+      the queries and the keys, and by the layer. causal: whether positions know one direction only.
+    """
+
+    sight: Sight
+    dropout: Draw
+    layer: Array | int = 0
+    position_BT: Array | None = None
+    key_BS: Array | None = None
+    own: bool = flax.struct.field(pytree_node=False, default=False)
+    causal: bool = flax.struct.field(pytree_node=False, default=False)
+
+    def positions(self, query_T: Array | int, key_S: Array | int) -> tuple[Array, Array]:
+        """Of the queries and keys of these numbers, or of the first so many."""
+        assert self.position_BT is not None and self.key_BS is not None
+        return rows(self.position_BT, query_T), rows(self.key_BS, key_S)
+
+    def mask(self, cfg: ModelConfig, query_T: Array | int, key_S: Array | int) -> Array:
+        """Boolean, broadcastable to [B, H, T, S]."""
+        mask = self.sight.mask(query_T, key_S)
+        if not self.own:
+            return mask
+        layer = jnp.asarray(self.layer)
+        return mask & PATTERNS[cfg.attention.pattern](cfg.attention, *self.positions(query_T, key_S), layer)
+
+
+def _score_block(
+    cfg: ModelConfig, q: Array, k: Array, query_T: Array, key_S: Array, learned: dict[str, Array], view: View
+) -> Array:
+    scores_BHTS = SCORES[cfg.attention.score](cfg, q, k, learned['score'])
+    if not view.own:
+        return scores_BHTS
+    bias = POSITIONS[cfg.position].bias
+    bias_BHTS = bias(cfg, learned['table'], *view.positions(query_T, key_S), view.causal)
+    return scores_BHTS if bias_BHTS is None else scores_BHTS + bias_BHTS
+
+
+def _mask_block(cfg: ModelConfig, query_T: Array, key_S: Array, view: View) -> Array:
+    return view.mask(cfg, query_T, key_S)
+
+
+def _drop_block(p_BHTS: Array, origin: tuple[Array | int, ...], whole: tuple[int, ...], view: View) -> Array:
+    return view.dropout(p_BHTS, origin, whole)
+
+
+SCORES: dict[str, Callable[[ModelConfig, Array, Array, Any], Array]] = {
+    'scaled_dot': lambda cfg, q, k, score: ops.dot_scores(q, k, cfg.d_k**-0.5),
+    'dot': lambda cfg, q, k, score: ops.dot_scores(q, k, 1.0),
+    'additive': lambda cfg, q, k, score: ops.additive_scores(q, k, score),
 }
+"""model.attention.score → (config, q_BTHK, k_BSGK, the parameter of additive scores) → [B, H, T, S]."""
 
 
 class CrossAttention(MultiHeadAttention):
     """Attention of a decoder to the memory; keys and values of a cache are computed once."""
 
-    def __call__(
-        self, x_BTD: Array, cache: Cache | None, context: Context, dropout: Dropout
-    ) -> tuple[Array, Cache, Maps]:
+    def __call__(self, x_BTD: Array, cache: Cache | None, context: Context, dropout: Draw) -> tuple[Array, Cache, Maps]:
         assert context.memory_BS is not None
         if context.memory_BSD is not None:
             k_BSGK, v_BSGE = self.keys(context.memory_BSD), self.values(context.memory_BSD)
         else:
             assert cache is not None
             k_BSGK, v_BSGE = cache['key'], cache['value']
-        seen = Seen(Sight(context.memory_BS).mask, lambda query_T, key_S: 0.0)
-        y_BTD, weights_BHTS = self.look(self.queries(x_BTD), k_BSGK, v_BSGE, seen, context.kernel, dropout)
+        view = View(Sight(context.memory_BS), dropout)
+        y_BTD, weights_BHTS = self.look(self.queries(x_BTD), k_BSGK, v_BSGE, view, context)
         return y_BTD, {'key': k_BSGK, 'value': v_BSGE}, {} if weights_BHTS is None else {'cross': weights_BHTS}
 
 
@@ -208,7 +212,7 @@ class SelfAttention(MultiHeadAttention):
         return {'key': jnp.zeros((B, length, G, cfg.d_k), dtype), 'value': jnp.zeros((B, length, G, cfg.d_v), dtype)}
 
     def __call__(
-        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Dropout
+        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Draw
     ) -> tuple[Array, Cache | None, Maps]:
         cfg, position = self.cfg, POSITIONS[self.cfg.position]
         q_BTHK = position.rotate(cfg, self.queries(x_BTD), context.position_BT)
@@ -216,31 +220,13 @@ class SelfAttention(MultiHeadAttention):
         if cache is not None:
             k_BSGK, v_BSGE = written(cache['key'], k_BSGK, context), written(cache['value'], v_BSGE, context)
             cache = {'key': k_BSGK, 'value': v_BSGE}
-        seen = Seen(self.mask(context, layer), self.bias(context))
-        y_BTD, weights_BHTS = self.look(q_BTHK, k_BSGK, v_BSGE, seen, context.kernel, dropout)
+        view = self.view(context, layer, dropout)
+        y_BTD, weights_BHTS = self.look(q_BTHK, k_BSGK, v_BSGE, view, context)
         return y_BTD, cache, {} if weights_BHTS is None else {'self': weights_BHTS}
 
-    def mask(self, context: Context, layer: Array) -> Callable[[Array | int, Array | int], Array]:
-        """Sight and pattern."""
-        attention = self.cfg.attention
-
-        def mask(query_T: Array | int, key_S: Array | int) -> Array:
-            positions = rows(context.position_BT, query_T), rows(context.key_BS, key_S)
-            return context.sight.mask(query_T, key_S) & PATTERNS[attention.pattern](attention, *positions, layer)
-
-        return mask
-
-    def bias(self, context: Context) -> Callable[[Array | int, Array | int], Array | float]:
-        """That of the positions: given by the context, or of each block of its own."""
-
-        def bias(query_T: Array | int, key_S: Array | int) -> Array | float:
-            if context.kernel != 'blockwise':
-                return context.bias
-            positions = rows(context.position_BT, query_T), rows(context.key_BS, key_S)
-            found = POSITIONS[self.cfg.position].bias(self.cfg, context.table, *positions, self.causal)
-            return 0.0 if found is None else found
-
-        return bias
+    def view(self, context: Context, layer: Array, dropout: Draw) -> View:
+        """Of the stack on itself, in one layer."""
+        return View(context.sight, dropout, layer, context.position_BT, context.key_BS, own=True, causal=self.causal)
 
 
 class Static(SelfAttention):
@@ -267,7 +253,7 @@ class Static(SelfAttention):
         return {'value': jnp.zeros((B, length, cfg.num_kv_heads, cfg.d_v), dtype)}
 
     def __call__(
-        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Dropout
+        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Draw
     ) -> tuple[Array, Cache | None, Maps]:
         cfg = self.cfg
         refuse_longer(cfg, max(x_BTD.shape[1], context.key_BS.shape[1]), 'the static matrix')
@@ -277,7 +263,7 @@ class Static(SelfAttention):
             cache = {'value': v_BSGE}
         cut = jax.vmap(lambda query_T, key_S: self.mixing[:, query_T][:, :, key_S])
         scores_BHTS = cut(context.position_BT, context.key_BS).astype(jnp.float32)
-        mask = self.mask(context, layer)(x_BTD.shape[1], v_BSGE.shape[1])
+        mask = self.view(context, layer, dropout).mask(cfg, x_BTD.shape[1], v_BSGE.shape[1])
         scores_BHTS = jnp.broadcast_to(scores_BHTS, (x_BTD.shape[0], *scores_BHTS.shape[1:]))
         y_BTD, weights_BHTS = self.weigh(scores_BHTS, v_BSGE, mask, dropout)
         return y_BTD, cache, {'self': weights_BHTS}
@@ -299,7 +285,7 @@ class Linformer(SelfAttention):
         self.value_projection = self.param('value_projection', spread, shape, dtype)
 
     def __call__(
-        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Dropout
+        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Draw
     ) -> tuple[Array, Cache | None, Maps]:
         assert cache is None
         cfg, position, S = self.cfg, POSITIONS[self.cfg.position], x_BTD.shape[1]
@@ -311,7 +297,9 @@ class Linformer(SelfAttention):
         k_BPGK = jnp.einsum('BSGK,PS->BPGK', k_BSGK, self.key_projection[:, :S].astype(k_BSGK.dtype))
         v_BPGE = jnp.einsum('BSGE,PS->BPGE', v_BSGE, self.value_projection[:, :S].astype(v_BSGE.dtype))
         q_BTHK = position.rotate(cfg, self.queries(x_BTD), context.position_BT)
-        scores_BHTP = SCORES[cfg.attention.score](self, q_BTHK, k_BPGK)
+        scores_BHTP = SCORES[cfg.attention.score](
+            cfg, q_BTHK, k_BPGK, self.score if cfg.attention.score == 'additive' else None
+        )
         some = jnp.any(context.valid_BT, axis=1)[:, None, None, None]  # a row of padding alone attends to nothing
         y_BTD, _ = self.weigh(scores_BHTP, v_BPGE, some, dropout)
         return y_BTD, None, {}

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxformer.model.attention import Maps, Rates
+from jaxformer.model.attention import Maps
+from jaxformer.model.context import Rates
 from jaxformer.model.family import Family, named, wants_maps
 from jaxformer.model.layers import Norm, activation_function
 

@@ -3,10 +3,12 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.model.attention import Context, Maps, Rates
+from jaxformer.model.attention import Maps
+from jaxformer.model.context import Context, Rates
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Cache, Stack, shared_positions
 
@@ -16,12 +18,13 @@ Array = jax.Array
 class Family(nn.Module):
     """What all families share: the table of embeddings, the softmax over it, and an encoder where there is one.
 
-    num_classes: Y, of a classifier.
+    num_classes: Y, of a classifier. mesh: over which positions are divided, where a kernel has to know (`ring.py`).
     """
 
     cfg: ModelConfig
     vocab_size: int
     num_classes: int = 0
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         cfg = self.cfg
@@ -36,10 +39,10 @@ class Family(nn.Module):
             if cfg.embedding.softmax_bias == 'on':
                 self.softmax_bias = self._zeros('softmax_bias', self.vocab_size)
         if cfg.family != 'lm':
-            self.encoder = Stack(cfg, cfg.encoder_layers, cfg.encoder_mixer, causal=False, cross=False)
+            self.encoder = Stack(cfg, cfg.encoder_layers, cfg.encoder_mixer, causal=False, cross=False, mesh=self.mesh)
         if cfg.family in ('seq2seq', 'lm'):
             cross = cfg.family == 'seq2seq'
-            self.decoder = Stack(cfg, cfg.decoder_layers, cfg.decoder_mixer, causal=True, cross=cross)
+            self.decoder = Stack(cfg, cfg.decoder_layers, cfg.decoder_mixer, causal=True, cross=cross, mesh=self.mesh)
 
     def _table(self, name: str, rows: int) -> Array:
         initializer = nn.initializers.normal(self.cfg.d_model**-0.5)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
 from jaxformer.model import ops
-from jaxformer.model.attention import Context, CrossAttention, Maps
+from jaxformer.model.attention import CrossAttention, Maps
+from jaxformer.model.context import Context, Draw
 from jaxformer.model.mixers import MIXERS
 
 Array = jax.Array
@@ -158,7 +159,7 @@ class Block(nn.Module):
         maps: Maps = {}
         new_cache: dict[str, Any] = {}
 
-        def drop(place: str, *site: int) -> Callable[[Array], Array]:
+        def drop(place: str, *site: int) -> Draw:
             return context.dropout(cfg, place, layer, *site)
 
         def sublayer(x: Array, site: int, name: str, function: Callable[[Array], Array]) -> Array:

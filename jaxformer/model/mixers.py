@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
-from jaxformer.model.attention import Cache, Context, Dropout, Linformer, Maps, SelfAttention, Static
+from jaxformer.model.attention import Cache, Linformer, Maps, SelfAttention, Static
+from jaxformer.model.context import Context, Draw
 
 Array = jax.Array
 
@@ -34,7 +35,7 @@ class Convolution(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Dropout
+        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Draw
     ) -> tuple[Array, Cache | None, Maps]:
         cfg = self.cfg
         W, D, R, dilations = cfg.conv.width, cfg.d_model, 2 * cfg.d_model, cfg.conv.dilations
@@ -86,7 +87,7 @@ class Recurrent(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Dropout
+        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Draw
     ) -> tuple[Array, Cache | None, Maps]:
         cfg, B = self.cfg, x_BTD.shape[0]
         segment_BT = context.segment_BT

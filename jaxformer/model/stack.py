@@ -5,9 +5,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxformer.config import ModelConfig
-from jaxformer.model.attention import Context, Maps
+from jaxformer.model.attention import Maps
+from jaxformer.model.context import Context
 from jaxformer.model.layers import Block, Norm
 from jaxformer.model.mixers import MIXERS
 from jaxformer.model.positions import POSITIONS
@@ -22,6 +24,7 @@ class Stack(nn.Module):
     """`length` blocks as one scanned block: parameters carry a leading N axis, and one block is compiled whatever N.
 
     mixer: of all its blocks. causal: whether it looks back only. cross: whether it attends to a memory.
+    mesh: of `Context`.
     """
 
     cfg: ModelConfig
@@ -29,6 +32,7 @@ class Stack(nn.Module):
     mixer: str
     causal: bool
     cross: bool
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         cfg = self.cfg
@@ -53,7 +57,8 @@ class Stack(nn.Module):
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = context.dropout(cfg, 'embedding', EMBEDDING_SITE)(x_BTD)
         # Who collects maps, or reads a cache, wants the weights of all keys at once.
-        context = context.replace(kernel='plain' if keep_maps or cache is not None else cfg.attention.kernel)
+        kernel = 'plain' if keep_maps or cache is not None else cfg.attention.kernel
+        context = context.replace(kernel=kernel, mesh=self.mesh)
         tables = self.position.tables()
         shared = tables is None or len(tables) == 1
         if shared:  # worked out once for all layers

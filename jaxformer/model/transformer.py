@@ -4,11 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model import ops
-from jaxformer.model.attention import Context, Maps, Rates
+from jaxformer.model.attention import Maps
+from jaxformer.model.context import Context, Rates
 from jaxformer.model.encoders import Classifier, MaskedLanguageModel
 from jaxformer.model.family import Family, document_positions, named, wants_maps
 from jaxformer.model.masks import Sight
@@ -159,13 +161,14 @@ def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None 
     return input_BT, Context(valid_BT, sight, position_BT, position_BT, segment_BT=segment_BT)
 
 
-def build(cfg: ModelConfig, vocab_size: int, num_classes: int = 0) -> Family:
+def build(cfg: ModelConfig, vocab_size: int, num_classes: int = 0, mesh: Mesh | None = None) -> Family:
     """The model of the family that `cfg` names.
 
     cfg.vocab_size may ask for more rows than the data needs, never for fewer; so may cfg.head.num_classes.
 
     Args:
       vocab_size: symbols of the data, specials included. num_classes: classes of the data, for a classifier.
+      mesh: on which it is to run; a kernel that positions are divided for along `seq` has to know (`ring.py`).
 
     Raises:
       UserError: cfg asks for fewer rows or classes than the data needs, or for a classifier without classes.
@@ -180,7 +183,7 @@ def build(cfg: ModelConfig, vocab_size: int, num_classes: int = 0) -> Family:
             f'config.model.head.num_classes={cfg.head.num_classes}: the data has {num_classes} classes; '
             'set as many, or 0 to follow it'
         )
-    return FAMILIES[cfg.family](cfg, cfg.vocab_size or vocab_size, classes)
+    return FAMILIES[cfg.family](cfg, cfg.vocab_size or vocab_size, classes, mesh)
 
 
 def init(model: Family, seed: int | Array) -> Params:

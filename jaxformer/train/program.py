@@ -27,7 +27,8 @@ class Program:
         self.vocab, self.split = corpus.vocab, corpus.split(cfg.eval.split)
         self.mesh = sharding.make_mesh(cfg.mesh, devices)
         sharding.refuse_undivided(cfg, self.mesh)
-        self.model = transformer.build(cfg.model, len(corpus.vocab), len(corpus.vocab.classes))
+        self.model = transformer.build(cfg.model, len(corpus.vocab), len(corpus.vocab.classes), self.mesh)
+        self.model = sharding.laid_out(self.model, self.mesh)
         self.optimizer = optim.build(cfg)  # what it is built with is given to each update, too
         optim.warn(cfg)
         self.target = target = states.abstract(self.model, self.optimizer, self.mesh)

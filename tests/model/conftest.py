@@ -9,7 +9,7 @@ from quick import draw_params
 
 from jaxformer import config
 from jaxformer.model import transformer
-from jaxformer.model.attention import Context
+from jaxformer.model.context import Context
 from jaxformer.model.masks import Sight
 from jaxformer.model.mixers import MIXERS
 

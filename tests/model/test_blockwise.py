@@ -35,13 +35,15 @@ def plain(q, k, v, bias_HTS, sight, rate):
     return ops.attend(scores, v, sight.mask(jnp.arange(T), jnp.arange(S)), dropout=drop)[0]
 
 
-def by_block(q, k, v, bias_HTS, sight, rate, block):
-    def scores(q, k, query_T, key_S):
-        rows = jnp.take(bias_HTS, query_T, axis=1, mode='clip')
-        return ops.dot_scores(q, k, K**-0.5) + jnp.take(rows, key_S, axis=2, mode='clip')
+def scores_of(q, k, query_T, key_S, bias_HTS, given):
+    rows = jnp.take(bias_HTS, query_T, axis=1, mode='clip')
+    return ops.dot_scores(q, k, K**-0.5) + jnp.take(rows, key_S, axis=2, mode='clip')
 
-    drop = (lambda weights, *place: ops.dropout(weights, rate, KEY_2, *place)) if rate else None
-    return blockwise.attention(q, k, v, scores, sight.mask, block=block, dropout=drop)
+
+def by_block(q, k, v, bias_HTS, sight, rate, block):
+    mask = lambda query_T, key_S, sight: sight.mask(query_T, key_S)  # noqa: E731
+    drop = (lambda weights, origin, whole, _: ops.dropout(weights, rate, KEY_2, origin, whole)) if rate else None
+    return blockwise.attention(blockwise.Look(scores_of, mask, drop, block), q, k, v, bias_HTS, sight)
 
 
 def with_gradients(function):
@@ -100,8 +102,13 @@ def temporary_bytes(function, length):
 
 def test_memory_of_forward_and_backward_is_a_twentieth_at_length_8192():
     sight = Sight(causal=True)
-    scores = lambda q, k, query_T, key_S: ops.dot_scores(q, k, 64**-0.5)  # noqa: E731
-    block = lambda q, k, v: blockwise.attention(q, k, v, scores, sight.mask, block=512)  # noqa: E731
+    look = blockwise.Look(
+        lambda q, k, query_T, key_S, learned, given: ops.dot_scores(q, k, 64**-0.5),
+        lambda query_T, key_S, given: sight.mask(query_T, key_S),
+        None,
+        512,
+    )
+    block = lambda q, k, v: blockwise.attention(look, q, k, v, None, None)  # noqa: E731
 
     def whole(q, k, v):
         return ops.scaled_dot_product_attention(q, k, v, sight.mask(q.shape[1], k.shape[1]))[0]

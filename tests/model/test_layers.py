@@ -9,12 +9,13 @@ import scipy.special
 
 from jaxformer import config
 from jaxformer.model import layers, ops
+from jaxformer.model.context import Context
 from jaxformer.model.masks import Sight
 
 B, T, D = 2, 4, 16
 X = jnp.asarray(np.random.default_rng(0).standard_normal((B, T, D)), jnp.float32)
 POSITIONS = jnp.arange(T)[None]
-CONTEXT = layers.Context(jnp.ones((B, T), bool), Sight(causal=True), POSITIONS, POSITIONS)
+CONTEXT = Context(jnp.ones((B, T), bool), Sight(causal=True), POSITIONS, POSITIONS)
 
 
 def same(x):

@@ -13,6 +13,7 @@ from jaxformer import config, losses
 from jaxformer.data.vocab import BOS, EOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.model import layers, ops, transformer
+from jaxformer.model.context import Context
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Stack
 
@@ -227,7 +228,7 @@ def test_a_stack_is_its_blocks_in_turn(make_model, order):
     cfg, params = model.cfg, params['encoder']
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)), jnp.float32)
     position = jnp.arange(4)[None]
-    context = layers.Context(jnp.ones((2, 4), bool), Sight(), position, position)
+    context = Context(jnp.ones((2, 4), bool), Sight(), position, position)
 
     @jit
     def stacked(params):
@@ -253,7 +254,7 @@ def test_a_deep_pre_norm_stack_ends_normalised(make_config):
     stack = Stack(cfg, 24, 'attention', causal=False, cross=False)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)), jnp.float32)
     position = jnp.arange(4)[None]
-    context = layers.Context(jnp.ones((2, 4), bool), Sight(), position, position)
+    context = Context(jnp.ones((2, 4), bool), Sight(), position, position)
     y = np.asarray(jit(lambda: stack.init_with_output(jax.random.key(0), x, context)[0][0])())
     np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
     np.testing.assert_allclose(y.var(-1), 1, atol=1e-4)

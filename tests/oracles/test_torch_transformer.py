@@ -13,7 +13,7 @@ from jaxformer import config
 from jaxformer.inspection import pieces
 from jaxformer.inspection.layout import Row
 from jaxformer.model import transformer
-from jaxformer.model.attention import Context
+from jaxformer.model.context import Context
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Stack, shared_positions
 
