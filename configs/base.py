@@ -107,7 +107,7 @@ def get_config() -> ConfigDict:
 
     model.precision = ConfigDict()
     model.precision.parameters = 'float32'  # float32 | bfloat16
-    model.precision.compute = 'float32'  # float32 | bfloat16: matrix products and activations
+    model.precision.compute = 'float32'  # float32 | bfloat16 | float16 (with loss scaling): products and activations
     model.precision.softmax = 'float32'  # float32 | compute: attention softmax
 
     config.optim = optim = ConfigDict()

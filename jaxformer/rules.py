@@ -49,7 +49,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'model.head.pooling': ('first', 'mean', 'tokens'),
     'model.head.pooler': ('off', 'on'),
     'model.precision.parameters': ('float32', 'bfloat16'),
-    'model.precision.compute': ('float32', 'bfloat16'),
+    'model.precision.compute': ('float32', 'bfloat16', 'float16'),
     'model.precision.softmax': ('float32', 'compute'),
     'optim.name': ('adam', 'sgd'),
     'optim.schedule': ('noam', 'constant', 'linear', 'cosine'),

@@ -233,7 +233,7 @@ REVALUING = {
     'model.dropout.residual': (0.2,),
     'model.dropout.feed_forward': (0.2,),
     'model.dropout.embedding': (0.2,),
-    'model.precision.compute': ('bfloat16',),
+    'model.precision.compute': ('bfloat16', 'float16'),
     'model.precision.softmax': ('compute',),
     'optim.label_smoothing': (0.2,),
     'train.masking.rate': (0.5,),

@@ -12,10 +12,13 @@ from jax.sharding import Mesh
 from jaxformer import sharding
 from jaxformer.model import transformer
 from jaxformer.model.family import Family
+from jaxformer.train import loss_scale
+from jaxformer.train.loss_scale import LossScale
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """step: updates tried. skipped: those of them undone as not finite. skipped_in_row: the latest of these."""
+    """step: updates tried. skipped: those of them undone as not finite. skipped_in_row: the latest of these
+    (those that a lower loss scale mends left out)."""
 
     step: jax.Array
     params: Any
@@ -24,11 +27,20 @@ class TrainState(flax.struct.PyTreeNode):
     skipped_in_row: jax.Array
 
 
+class ScaledState(TrainState):
+    """Of a model that computes in float16. A type of its own, as what others save has no place for a scale."""
+
+    loss_scale: LossScale
+
+
 def create(model: Family, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
     """A fresh state, a pure function of the seed."""
     params = transformer.init(model, seed)
     zero = jnp.int32(0)
-    return TrainState(zero, params, optimizer.init(params), zero, zero)
+    state = zero, params, optimizer.init(params), zero, zero
+    if model.cfg.precision.compute == 'float16':
+        return ScaledState(*state, loss_scale.first())
+    return TrainState(*state)
 
 
 def abstract(model: Family, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:

@@ -17,7 +17,7 @@ from jaxformer.model.family import Family
 from jaxformer.objectives import Objective
 from jaxformer.runtime import CountedJit
 from jaxformer.train import accumulation
-from jaxformer.train.state import TrainState
+from jaxformer.train.state import ScaledState, TrainState
 
 Batch = dict[str, jax.Array]
 
@@ -61,7 +61,8 @@ def train_step(
 
     The dropout key is a function of seed and state.step alone, so that a resumed run draws what the straight run drew;
     the values are arguments, so that runs which differ in them alone share a compiled program. Where the loss or the
-    gradient is not finite nothing but the counters changes, and the caller decides whether to go on.
+    gradient is not finite nothing but the counters changes, and the caller decides whether to go on. In float16 the
+    loss is scaled before its gradient is taken; where the gradient alone is not finite the next scale is half as great.
 
     Args:
       batch: as the family's objective reads it; a row that is all padding counts for nothing.
@@ -70,34 +71,47 @@ def train_step(
         one of the same distribution, as the masks of a part are its own.
 
     Returns:
-      (state, metrics): loss (nats per token, smoothed), tokens, grad_norm (before clipping), learning_rate, finite,
-      skipped, skipped_in_row; all scalars on the device.
+      (state, metrics): loss (nats per token, smoothed), tokens, grad_norm (before clipping), learning_rate, finite (or
+      skipped as the loss scale was too great, which mends itself), skipped, skipped_in_row, and loss_scale in float16;
+      all scalars on the device.
     """
     key_2 = ops.fold(jnp.zeros(2, jnp.uint32), values.seed, state.step)
-    of_part = lambda params, rows, part: loss_fn(params, rows, key_2, model, objective, values, part)  # noqa: E731
-    loss, tokens, grads = accumulation.value_and_grad(of_part, parts, state.params, batch)
+    scaling = state.loss_scale if isinstance(state, ScaledState) else None
+    scale = scaling.scale if scaling else 1.0
+
+    def scaled_loss(params: Any, rows: Batch, part: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        loss, tokens = loss_fn(params, rows, key_2, model, objective, values, part)
+        return loss * scale, tokens
+
+    scaled, tokens, grads = accumulation.value_and_grad(scaled_loss, parts, state.params, batch)
+    loss, grads = scaled / scale, jax.tree.map(lambda leaf: (leaf / scale).astype(leaf.dtype), grads)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    mends_itself = jnp.isfinite(loss) & ~finite & scaling.can_fall() if scaling else jnp.bool_(False)
     updates, opt_state = optimizer(values).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     # Moments of bfloat16 parameters stay bfloat16, whatever the hyperparameters, which are float32, make of them.
     keep_old = lambda new, old: jnp.where(finite, new.astype(old.dtype), old)  # noqa: E731
-    new = TrainState(
+    new = state.replace(
         step=state.step + 1,
         params=jax.tree.map(keep_old, params, state.params),
         opt_state=jax.tree.map(keep_old, opt_state, state.opt_state),
         skipped=state.skipped + ~finite,
-        skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+        skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + ~mends_itself),
     )
     metrics = {
         'loss': loss,
         'tokens': tokens,
         'grad_norm': grad_norm,
         'learning_rate': schedule(values)(state.step - state.skipped),
-        'finite': finite,
+        'finite': finite | mends_itself,
         'skipped': new.skipped,
         'skipped_in_row': new.skipped_in_row,
     }
+    if scaling:
+        judged = lambda new, old: jnp.where(jnp.isfinite(loss), new, old)  # noqa: E731 - the loss itself has no scale
+        new = new.replace(loss_scale=jax.tree.map(judged, scaling.after(finite), scaling))
+        metrics['loss_scale'] = scale
     return new, metrics
 
 
