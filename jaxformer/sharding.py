@@ -6,13 +6,16 @@ twice, is an error.
 
 import math
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
+import flax.linen as nn
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import UserError
+from jaxformer.model.family import Family
 from jaxformer.rules import STRATEGIES
 
 AXES = ('data', 'fsdp', 'model', 'seq')
@@ -72,8 +75,62 @@ def sizes(cfg: MeshConfig) -> tuple[int, ...]:
     given = {axis: getattr(cfg, axis) for axis in AXES}
     if cfg.strategy:
         said = {axis: size for axis, size in given.items() if size > 1}
-        given = dict.fromkeys(AXES, 1) | STRATEGIES[cfg.strategy] | said  # which the rules let be greater
+        given = {**dict.fromkeys(AXES, 1), **STRATEGIES[cfg.strategy], **said}  # which the rules let be greater
     return tuple(given.values())
+
+
+ACTIVATIONS: tuple[tuple[str, str], ...] = (
+    (r'\._embed$', 'BT_'),
+    (r'^(Stack|Block|Norm|FeedForward)\.__call__$', 'BT_'),
+    (r'^(SelfAttention|CrossAttention|Static|Linformer|Convolution|Recurrent|LSTM|GRU)\.__call__$', 'BT_'),
+    (r'\.projected$', 'BT_'),
+    (r'\.queries$', 'BTHK'),
+    (r'\.keys$', 'BSGK'),
+    (r'\.values$', 'BSGE'),
+    (r'\._logits$', 'BTV'),
+)
+"""Pattern of a method of the model, 'Class.method' → the letters of what it gives (of the first thing, where it gives
+several). D of an activation is not divided: along fsdp its rows are."""
+
+
+class LaidOut:
+    """A model whose activations lie on a mesh by their letters; it is called as the model itself.
+
+    Left to itself, XLA divides D of the activations along fsdp as their parameters have it, and each device works on
+    all rows; with the rows in their place it gathers the parameters of a layer when it needs them.
+    """
+
+    def __init__(self, model: Family, mesh: Mesh) -> None:
+        self._model, self._mesh = model, mesh
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def apply(self, *args: Any, **options: Any) -> Any:
+        with nn.intercept_methods(self._place):
+            return self._model.apply(*args, **options)
+
+    def _place(self, method: Callable[..., Any], args: Any, options: Any, context: nn.module.InterceptorContext) -> Any:
+        given = method(*args, **options)
+        name = f'{type(context.module).__name__}.{context.method_name}'
+        dims = next((dims for pattern, dims in ACTIVATIONS if re.search(pattern, name)), None)
+        if dims is None:
+            return given
+        if isinstance(given, tuple):
+            return (self._constrained(given[0], dims), *given[1:])
+        return self._constrained(given, dims)
+
+    def _constrained(self, x: jax.Array, dims: str) -> jax.Array:
+        """x by its letters; a dimension that its axes do not divide stays whole (one position of a decoder)."""
+        axes = [tuple(axis for axis in MESH_AXES.get(letter, ()) if self._mesh.shape[axis] > 1) for letter in dims]
+        parts = [math.prod(self._mesh.shape[axis] for axis in entry) for entry in axes]
+        entries = [entry if size % n == 0 else None for entry, size, n in zip(axes, x.shape, parts, strict=True)]
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*entries)))
+
+
+def laid_out(model: Family, mesh: Mesh) -> Family:
+    """`LaidOut`; the model itself on one device."""
+    return model if mesh.size == 1 else cast(Family, LaidOut(model, mesh))
 
 
 def make_mesh(cfg: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
