@@ -127,20 +127,23 @@ def test_processes_take_rows_of_the_same_global_batches(corpus, process_count):
             np.testing.assert_array_equal(np.concatenate([part[i][name] for part in parts]), batch[name])
 
 
-@pytest.mark.parametrize('counts', [(2, 1), (2, 4), (1, 4)])
+@pytest.mark.parametrize('counts', [(1, 2), (1, 4), (2, 1), (2, 4), (4, 1), (4, 2)])
 def test_a_state_moves_between_process_counts(corpus, counts):
-    cfg = config(batch_size=8)
+    cfg = config(batch_size=8)  # seven batches an epoch: one goes on in the middle of it, into the next two
     before = [pipeline.train_iterator(cfg, corpus, p, counts[0]) for p in range(counts[0])]
     for iterator in before:
         take(iterator, 5)
+        assert iterator.get_state() == {'next_index': 5}
     after = [pipeline.train_iterator(cfg, corpus, p, counts[1]) for p in range(counts[1])]
     for iterator in after:
         iterator.set_state(before[0].get_state())
     rows = [
         np.concatenate([batch['example_id'] for batch in step])
-        for step in zip(*(take(i, 9) for i in after), strict=True)
+        for step in zip(*(take(i, 16) for i in after), strict=True)
     ]
-    assert [row.tolist() for row in rows] == ids(take(pipeline.train_iterator(cfg, corpus), 14)[5:])
+    assert [row.tolist() for row in rows] == ids(take(pipeline.train_iterator(cfg, corpus), 21)[5:])
+    for epoch in (ids(take(pipeline.train_iterator(cfg, corpus), 5)) + [row.tolist() for row in rows[:2]], rows[2:9]):
+        assert sorted(i for row in epoch for i in row if i >= 0) == list(range(53))
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(corpus):
