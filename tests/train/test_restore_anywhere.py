@@ -1,0 +1,120 @@
+"""A checkpoint of any mesh opens and goes on on any other: the same examples, the same numbers but for rounding."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import small
+
+from jaxformer.inspection import parameters
+from jaxformer.train import loop, program, score
+from jaxformer.train.program import Program
+
+SAVED = ('dp', 'fsdp', 'tp')
+CHANGES = {
+    **{'model.d_model': 16, 'model.num_heads': 8, 'model.d_k': 3, 'model.d_v': 5, 'model.d_ff': 24},
+    **{'model.vocab_size': 24, 'data.buckets': ((9, 9),), 'train.batch_size': 8, 'eval.batch_size': 8},
+    **{'optim.schedule': 'constant', 'optim.learning_rate': 0.01, 'optim.warmup_steps': 0},
+    **{'optim.weight_decay': 0.1, 'optim.clip_norm': 0.5, 'optim.epsilon': 1e-4, 'train.num_steps': 9},
+}
+
+
+class NoDecoder(small.NoEvaluator):
+    """Takes the place of the decoder: says nothing."""
+
+    def examples(self, params, split):
+        return {}
+
+    def totals(self, examples):
+        return {}
+
+    def split_error_rates(self, params, split):
+        return {}
+
+
+def train(workdir, devices, strategy, steps):
+    cfg = small.make(CHANGES | {'mesh.strategy': strategy, 'train.num_steps': steps})
+    return loop.train(cfg, workdir, Program(cfg, jax.devices()[:devices]))
+
+
+def go_on(root, source, devices, strategy):
+    """A copy of a run goes on to step 14; its name."""
+    name = f'{source}-on-{devices}-{strategy or "one"}'
+    shutil.copytree(root / source, root / name)
+    train(root / name, devices, strategy, 14)
+    return name
+
+
+def main(root, devices):
+    """Run with eight devices: saves. Run with two: opens what was saved there, and goes on."""
+    root = Path(root)
+    program.Decoder = score.Decoder = NoDecoder
+    if devices == '8':
+        train(root / 'straight', 1, '', 14)
+        train(root / 'one', 1, '', 9)
+        for strategy in SAVED:
+            train(root / strategy, 8, strategy, 9)
+        print(json.dumps({'continued': [go_on(root, 'one', 8, strategy) for strategy in ('fsdp', 'tp')]}))
+    else:
+        scores = {name: score.score(root / name)['dev/loss'] for name in SAVED}
+        others = zip(SAVED, ('fsdp', 'tp', 'dp'), strict=True)
+        print(json.dumps({'scores': scores, 'continued': [go_on(root, name, 2, other) for name, other in others]}))
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    """(the directory of all runs, what the processes of eight and of two devices say)."""
+    root = tmp_path_factory.mktemp('anywhere')
+    said = []
+    for devices in (8, 2):
+        result = small.run_process(__file__, str(root), str(devices), devices=devices)
+        assert result.returncode == 0, result.stderr[-3000:]
+        said.append(json.loads(result.stdout.splitlines()[-1]))
+    return root, *said
+
+
+def loss(workdir, step):
+    return small.lines(workdir, 'dev/loss')[step]
+
+
+@pytest.mark.parametrize('strategy', SAVED)
+def test_a_checkpoint_of_eight_devices_is_read_on_one_and_on_two(saved, strategy, monkeypatch):
+    root, _, on_two = saved
+    cfg = small.make(CHANGES)
+    expected = [(row.path, row.shape) for row in parameters.from_config(cfg, 24)]
+    assert [(row.path, row.shape) for row in parameters.from_checkpoint(root / strategy)] == expected
+    monkeypatch.setattr(score, 'Decoder', NoDecoder)
+    assert score.score(root / strategy)['dev/loss'] == pytest.approx(loss(root / strategy, 9), rel=1e-6)
+    assert on_two['scores'][strategy] == pytest.approx(loss(root / strategy, 9), rel=1e-6)
+
+
+def assert_as_if_never_stopped(root, name):
+    straight = root / 'straight'
+    assert small.status(root / name)['step'] == 14
+    assert small.lines(root / name, 'example_ids') == small.lines(straight, 'example_ids')
+    found, expected = small.lines(root / name, 'train/loss'), small.lines(straight, 'train/loss')
+    assert sorted(found) == sorted(expected) == list(range(1, 15))
+    np.testing.assert_allclose([found[step] for step in found], [expected[step] for step in found], rtol=1e-5)
+    assert loss(root / name, 14) == pytest.approx(loss(straight, 14), rel=1e-5)
+    assert loss(root / name, 9) != pytest.approx(loss(straight, 14), rel=1e-3)
+
+
+@pytest.mark.parametrize('strategy', SAVED)
+def test_it_goes_on_on_one_device(saved, strategy, monkeypatch):
+    monkeypatch.setattr(program, 'Decoder', NoDecoder)
+    assert_as_if_never_stopped(saved[0], go_on(saved[0], strategy, 1, ''))
+
+
+def test_it_goes_on_on_two_devices_and_one_of_one_device_on_eight(saved):
+    root, on_eight, on_two = saved
+    assert len(on_eight['continued'] + on_two['continued']) == 5
+    for name in on_eight['continued'] + on_two['continued']:
+        assert_as_if_never_stopped(root, name)
+
+
+if __name__ == '__main__':
+    sys.exit(main(*sys.argv[1:]))
