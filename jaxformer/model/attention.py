@@ -124,7 +124,7 @@ class MultiHeadAttention(nn.Module):
             functools.partial(_score_block, cfg), functools.partial(_mask_block, cfg), drop, cfg.attention.block
         )
         arrays = q_BTHK, k_BSGK, v_BSGE, {'score': score_HK, 'table': context.table}, view
-        if context.mesh is not None and context.mesh.shape[ring.AXIS] > 1:
+        if ring.divides(context.mesh, q_BTHK.shape[1], k_BSGK.shape[1]):
             return self.projected(ring.attention(look, context.mesh, *arrays)), None
         return self.projected(blockwise.attention(look, *arrays)), None
 

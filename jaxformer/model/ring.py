@@ -24,6 +24,12 @@ AXIS = 'seq'
 _SAME, _ROWS, _TOTALS = PartitionSpec(), PartitionSpec(None, AXIS), PartitionSpec(None, None, AXIS)
 
 
+def divides(mesh: Mesh | None, T: int, S: int) -> bool:
+    """Whether the mesh has a ring, and each of its devices an equal share of these lengths."""
+    devices = 1 if mesh is None else mesh.shape[AXIS]
+    return devices > 1 and T % devices == 0 and S % devices == 0
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def attention(look: Look, mesh: Mesh, q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, learned: Tree, given: Tree) -> Array:
     """`blockwise.attention` over the devices along AXIS, which divide T and S.
