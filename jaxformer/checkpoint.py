@@ -48,6 +48,8 @@ def save(directory: epath.PathLike, step: int, state: Any, data_state: dict, con
     path, partial = directory / str(step), directory / f'{step}{_PARTIAL}'
 
     def prepare() -> bool:
+        _refuse_file(directory, 'a directory')
+        _refuse_file(path, 'a checkpoint')
         directory.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(directory)
         partial.mkdir()  # what cannot be written fails here, not in orbax's threads
@@ -80,11 +82,18 @@ def save(directory: epath.PathLike, step: int, state: Any, data_state: dict, con
 
 
 def steps(directory: epath.PathLike) -> list[int]:
-    """The steps that have a directory, whole or not, in ascending order."""
+    """The steps that have a directory, whole or not, in ascending order; what has another name is left alone.
+
+    Raises:
+      RunError: `directory` is a file.
+    """
     directory = epath.Path(directory)
     if not directory.exists():
         return []
-    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal() and p.is_dir())
+    _refuse_file(directory, 'a directory')
+    # Another spelling of a number (007, ٣) is no name that `save` gives.
+    names = (p.name for p in directory.iterdir() if p.name.isdecimal() and p.is_dir())
+    return sorted(int(name) for name in names if name == str(int(name)))
 
 
 def check(path: epath.PathLike) -> str | None:
@@ -207,12 +216,20 @@ def _files_below(path: epath.Path) -> Iterator[epath.Path]:
             yield entry
 
 
+def _refuse_file(path: epath.Path, place: str) -> None:
+    if path.exists() and not path.is_dir():
+        raise RunError(f'{path}: a file in the place of {place}; move it away')
+
+
 def _clear_leftovers(directory: epath.Path) -> None:
     """Removes what killed saves and removals have left behind; the caller is the only writer of the directory."""
     for pattern in _LEFTOVERS:
         for orphan in directory.glob(pattern):
             logging.info('%s: left over from a killed process; removed', orphan)
-            orphan.rmtree()
+            if orphan.is_dir():
+                orphan.rmtree()
+            else:
+                orphan.unlink()
 
 
 def _prune(directory: epath.Path, saved: int, keep: int) -> None:

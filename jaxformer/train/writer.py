@@ -87,8 +87,10 @@ class MetricWriter:
             raise _cannot_write(self._path, error) from error
 
     def close(self) -> None:
-        self._file.close()
-        self._events.close()
+        """Closes the files. What a full disk did not take of a line was reported when it was written."""
+        for file in (self._file, self._events):
+            with contextlib.suppress(OSError):
+                file.close()
 
     def __enter__(self) -> 'MetricWriter':
         return self
@@ -185,7 +187,12 @@ def write_environment(
       together: how many runs the process trains at once, and shares its time among.
     """
     path = epath.Path(workdir) / ENVIRONMENT
-    earlier = files.read_json(path) if path.exists() else []
+    try:
+        earlier = files.read_json(path) if path.exists() else []
+    except UserError:
+        earlier = None
+    if not isinstance(earlier, list):
+        raise UserError(f'{path}: damaged; remove the file, nothing but the record of earlier starts is lost')
     try:
         files.write_json(path, [*earlier, environment(mesh, deterministic, begun, together)])
     except OSError as error:
