@@ -129,8 +129,10 @@ def get_config() -> ConfigDict:
     train.log_every = 100  # steps between lines of metrics.jsonl
     train.checkpoint_every = 1000  # steps; the last step is always saved
     train.keep_checkpoints = 3  # the newest whole ones
-    train.nan_policy = 'stop'  # stop: end the run, named | skip: drop the update, count it
-    train.nan_limit = 10  # skipped updates in a row after which `skip` stops, too
+    train.nan_policy = 'stop'  # stop: end the run, named | skip: drop the update, count it |
+    #                            restore: back to the newest checkpoint, and past the batches that came after it
+    train.nan_limit = 10  # failures in a row (restore: without a new checkpoint) after which the others stop, too
+    train.spike_factor = 0.0  # a loss beyond so many medians of the 100 before it is warned of and logged; 0 = none is
     train.log_example_ids = False  # write the ids of each logged batch into metrics.jsonl
     train.start_from = ''  # a run whose newest parameters training begins with; '' = fresh ones
     train.masking = ConfigDict()  # mlm (Devlin et al. 2019, 3.1)

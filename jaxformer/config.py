@@ -190,6 +190,7 @@ class TrainConfig:
     keep_checkpoints: int
     nan_policy: str
     nan_limit: int
+    spike_factor: float
     log_example_ids: bool
     start_from: str
     masking: MaskingConfig

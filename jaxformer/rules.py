@@ -53,7 +53,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'model.precision.softmax': ('float32', 'compute'),
     'optim.name': ('adam', 'sgd'),
     'optim.schedule': ('noam', 'constant', 'linear', 'cosine'),
-    'train.nan_policy': ('stop', 'skip'),
+    'train.nan_policy': ('stop', 'skip', 'restore'),
     'eval.split': ('train', 'dev', 'test'),
     'data.tokenizer': ('native', 'characters', 'bytes', 'bpe', 'file'),
     'data.packing': ('stream', 'documents'),
@@ -206,6 +206,8 @@ def _ids(cfg: Config) -> Iterable[Problem]:
     masking = cfg.train.masking
     if masking.replaced + masking.random > 1:
         yield 'train.masking.random', f'at most 1 - train.masking.replaced={masking.replaced}'
+    if 0 < cfg.train.spike_factor <= 1:
+        yield 'train.spike_factor', 'more than 1, or 0 for none: half of all losses are above their median'
 
 
 def _mixers(cfg: Config) -> Iterable[Problem]:
@@ -383,6 +385,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('optim.clip_norm', 1e-12, math.inf),
     *((f'train.{name}', 1, math.inf) for name in ('num_steps', 'batch_size', 'log_every', 'checkpoint_every')),
     *((f'train.{name}', 1, math.inf) for name in ('accumulation', 'keep_checkpoints', 'nan_limit')),
+    ('train.spike_factor', 0, math.inf),
     ('train.masking.rate', 0.001, 1),
     ('train.masking.replaced', 0, 1),
     ('train.masking.random', 0, 1),

@@ -17,7 +17,7 @@ from jaxformer.train.writer import read_status
 FREE_ON_RESUME = (
     'data.dir',
     *(f'train.{name}' for name in ('log_every', 'log_example_ids', 'checkpoint_every', 'keep_checkpoints')),
-    *(f'train.{name}' for name in ('nan_policy', 'nan_limit')),
+    *(f'train.{name}' for name in ('nan_policy', 'nan_limit', 'spike_factor')),
     *('model.attention.kernel', 'model.attention.block', 'model.remat', 'model.scan_unroll'),
     *('eval.', 'mesh.', 'cohort.', 'runtime.'),
 )
@@ -87,6 +87,8 @@ def refuse_another_config(cfg: Config, workdir: epath.Path) -> Config | None:
     if not path.exists():
         return None
     values = files.read_json(path)
+    if not isinstance(values, dict):
+        raise UserError(f'{path}: not a configuration; put back a copy of it')
     try:
         started = config.from_dict(values)
     except UserError as error:
@@ -135,6 +137,8 @@ def other_data(cfg: Config, workdir: epath.Path) -> str:
     """What of the data is not as a run noted it, '' for nothing (or where nothing is noted)."""
     path = workdir / files.DATA
     before, now = files.read_json(path) if path.exists() else {}, corpora.identity(cfg.data)
+    if not isinstance(before, dict):
+        raise UserError(f'{path}: not what a run notes of its data; put back a copy of it')
     return ', '.join(
         sorted(name for name in before.keys() | now.keys() if before and before.get(name) != now.get(name))
     )

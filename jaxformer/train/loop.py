@@ -13,6 +13,9 @@ What `train` does with a directory:
   6. Lines of metrics.jsonl beyond the checkpoint are dropped and written anew, and an evaluation that was due at the
      checkpoint and is not there is made up for.
   7. A user's mistake leaves the directory as it was.
+
+After a number that is not finite, by train.nan_policy: `stop` ends the run; `skip` drops the update and takes the next
+batch; `restore` goes back to the newest checkpoint and from there on past the batches that led there (`Member.back`).
 """
 
 import time
@@ -22,9 +25,10 @@ from etils import epath
 from jaxformer import sharding
 from jaxformer.config import Config
 from jaxformer.train import directory
-from jaxformer.train.member import Member, Pending, finish
+from jaxformer.train.member import Member, NotFinite, Pending, finish
 from jaxformer.train.program import Program
 from jaxformer.train.signals import Preempted, Stop, stop_signals
+from jaxformer.train.state import TrainState
 from jaxformer.train.writer import Progress
 
 __all__ = ['Preempted', 'train']
@@ -60,28 +64,45 @@ def train(cfg: Config, workdir: epath.PathLike, program: Program | None = None) 
 
 
 def _to_the_end(run: Member, stop: Stop) -> None:
-    """Every update that is left. The metrics of step t − 1 are looked at after step t was dispatched."""
-    state, program, num_steps = run.restored(), run.program, run.cfg.train.num_steps
-    with run.writing(), Progress(num_steps, program.counted) as progress:
+    """Every update that is left, those that are made in the place of undone ones included."""
+    state, num_steps = run.restored(), run.cfg.train.num_steps
+    with run.writing(), Progress(num_steps, run.program.counted) as progress:
         stop.polled = True
         run.make_up_for_evaluation(state)
         if run.step < num_steps:
             progress.compiling(run.step)
-        pending: Pending | None = None
-        for step in range(run.step + 1, num_steps + 1):
-            batch = next(run.batches)
-            state, metrics = program.update(state, sharding.put_batch(batch, program.mesh), run.values)
-            if pending:
-                progress.update(pending.step, run.look_at(pending), run.speed)
-            pending = Pending(step, metrics, batch['example_id'])
-            stopped, due = stop.asked, run.due(step)
-            if stopped or due.anything:
-                # Nothing is saved or judged before its numbers were looked at.
-                progress.update(pending.step, run.look_at(pending), run.speed)
-                pending, due = None, run.due(step)
-            if stopped or due.save:
-                run.save(state)
-            if stopped:
-                raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there')
-            if due.evaluate:
-                run.evaluate(state.params, due.decode)
+        while run.step < num_steps:
+            try:
+                _updates(run, state, stop, progress)
+            except NotFinite as error:
+                failed = error.with_traceback(None)  # its frames hold the state, and there may be no room for two
+            else:
+                return
+            state = run.back(failed)
+
+
+def _updates(run: Member, state: TrainState, stop: Stop, progress: Progress) -> None:
+    """The updates after run.step. The metrics of step t − 1 are looked at after step t was dispatched.
+
+    Raises:
+      NotFinite: by `Member.look_at`.
+    """
+    program, num_steps = run.program, run.cfg.train.num_steps
+    pending: Pending | None = None
+    for step in range(run.step + 1, num_steps + 1):
+        batch = next(run.batches)
+        state, metrics = program.update(state, sharding.put_batch(batch, program.mesh), run.values)
+        if pending:
+            progress.update(pending.step, run.look_at(pending), run.speed)
+        pending = Pending(step, metrics, batch['example_id'])
+        stopped, due = stop.asked, run.due(step)
+        if stopped or due.anything:
+            # Nothing is saved or judged before its numbers were looked at.
+            progress.update(pending.step, run.look_at(pending), run.speed)
+            pending, due = None, run.due(step)
+        if stopped or due.save:
+            run.save(state)
+        if stopped:
+            raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there')
+        if due.evaluate:
+            run.evaluate(state.params, due.decode)

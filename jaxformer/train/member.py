@@ -1,7 +1,10 @@
 """The host's side of one run: where its state and its batches come from, and what it writes into its directory."""
 
+import collections
 import contextlib
 import dataclasses
+import math
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +26,19 @@ from jaxformer.train import state as states
 from jaxformer.train.program import Program
 from jaxformer.train.signals import Preempted
 from jaxformer.train.writer import METRICS, MetricWriter, read_metrics, write_environment, write_status
+
+SPIKE_WINDOW, SPIKE_LEAST = 100, 10
+"""A loss is compared with the median of so many before it, once there are so many."""
+
+
+class NotFinite(RunError):  # noqa: N818 - what it says is what was found
+    """Numbers of a step for which train.nan_policy=restore goes back (see `Member.back`)."""
+
+    def __init__(self, found: str, step: int, loss: float) -> None:
+        super().__init__(
+            f'{found}; config.train.nan_policy=restore goes back in a run alone only: set config.cohort.mode=off'
+        )
+        self.found, self.step, self.loss = found, step, loss
 
 
 @dataclasses.dataclass
@@ -65,13 +81,28 @@ class Member:
         self.speed = 0.0  # tokens per second
         self.metrics: dict[str, float] = {}  # of the last evaluation
         self._skipping = False  # the last update was dropped
+        self._passed = 0  # batches that no update was made of, as `back` went past them
+        self._returns: list[dict[str, Any]] = []  # of `back`, to the newest checkpoint
+        self._returned = False  # the next line says so
+        self._losses: collections.deque[float] = collections.deque(maxlen=SPIKE_WINDOW)  # where spikes are looked for
         self._tokens, self._since = 0.0, 0.0  # of the steps after the last line of metrics
         self._fresh = True  # no step of this process was looked at
 
     def restored(self) -> states.TrainState:
         """The state to go on from; from here on the directory belongs to this config."""
         cfg, program, workdir = self.cfg, self.program, self.workdir
+        state = self._newest()
+        directory.mark(cfg, workdir, program.vocab)
+        write_environment(workdir, program.mesh.shape, runtime.determinism(), self.begun, self.together)
+        write_status(workdir, 'running', self.step, cfg.train.num_steps)
+        return state
+
+    def _newest(self) -> states.TrainState:
+        """The state of the newest whole checkpoint, a fresh one where there is none; `self` stands there, too."""
+        cfg, program, workdir = self.cfg, self.program, self.workdir
         checkpoints = workdir / files.CHECKPOINTS
+        self.step = self._passed = 0
+        self._losses.clear()
         step = checkpoint.newest_whole(checkpoints)
         if step is None:
             state = program.initialise(cfg.seed)
@@ -86,20 +117,58 @@ class Member:
             directory.refuse_other_data(cfg, workdir)
             directory.refuse_another_vocabulary(workdir, program.vocab)
             state, data_state = checkpoint.restore(checkpoints, step, program.target)
+            if (found := int(state.step)) != step:
+                raise RunError(f'{checkpoints / str(step)}: holds the state of step {found}; it was renamed, remove it')
+            self._losses.extend(data_state.pop('losses', ()))
             self.batches.set_state(data_state)
-            self.step = step
+            self.step, self._passed = step, data_state['next_index'] - step
             logging.info('%s: goes on from step %d', workdir, step)
-        directory.mark(cfg, workdir, program.vocab)
-        write_environment(workdir, program.mesh.shape, runtime.determinism(), self.begun, self.together)
-        write_status(workdir, 'running', self.step, cfg.train.num_steps)
+        return state
+
+    def back(self, failed: NotFinite) -> states.TrainState:
+        """The state of the newest whole checkpoint (a fresh one before the first), to go on from on other batches.
+
+        All updates after that checkpoint are undone: one of them may have led to the step that failed. The batches
+        they were made of, up to and with the one that failed, are passed over and come again in the next epoch only;
+        step c + 1 after a return to c gets the batch after the one that failed, and the dropout key that is always
+        that of step c + 1. The position goes into the next checkpoint, so a run that is killed afterwards resumes as
+        exactly as any; killed before, it meets the same numbers again and goes back again.
+
+        Raises:
+          RunError: it failed train.nan_limit times in a row without a new checkpoint.
+        """
+        limit, end = self.cfg.train.nan_limit, failed.step + self._passed
+        failures = len(self._returns) + 1
+        if failures >= limit:
+            raise RunError(
+                f'{failed.found}; {failures} failures in a row without a new checkpoint (config.train.nan_limit); set '
+                'config.optim.clip_norm or a lower config.optim.learning_rate in another --workdir'
+            )
+        self.claim.check()
+        state = self._newest()
+        self.batches.set_state({'next_index': end})
+        passed, self._passed = end - self.step - self._passed, end - self.step
+        logging.warning(
+            '%s: %s; back to step %d, and past %d batches (%d of %d times at most)',
+            self.workdir, failed.found, self.step, passed, failures, limit - 1,
+        )  # fmt: skip
+        self._returns.append({'step': failed.step, 'back_to': self.step, 'loss': str(failed.loss)})
+        self._returned = True
+        self._writer.close()
+        self._writer: MetricWriter = MetricWriter(self.workdir, self.step)  # what was written beyond the step counts no more
+        write_status(self.workdir, 'running', self.step, self.cfg.train.num_steps)
+        self._tokens, self._since = 0.0, time.perf_counter()
         return state
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Holds the files of metrics open; the clock of the speed begins."""
-        with MetricWriter(self.workdir, self.step) as self._writer:
-            self._since = time.perf_counter()
+        self._writer = MetricWriter(self.workdir, self.step)
+        self._since = time.perf_counter()
+        try:
             yield
+        finally:
+            self._writer.close()
 
     def due(self, step: int) -> Due:
         """After a step; the last step has everything. Only sequences have references to decode for."""
@@ -124,14 +193,16 @@ class Member:
     def save(self, state: states.TrainState) -> None:
         """A checkpoint of the step that was looked at last."""
         self.claim.check()
+        losses = {'losses': list(self._losses)} if self._losses else {}
         checkpoint.save(
             self.workdir / files.CHECKPOINTS,
             self.step,
             state,
-            self.batches.get_state(),
+            self.batches.get_state() | losses,
             config.to_dict(self.cfg),
             self.cfg.train.keep_checkpoints,
         )
+        self._returns.clear()
         write_status(self.workdir, 'running', self.step, self.cfg.train.num_steps)
 
     def evaluate(self, params: Any, decode: bool) -> None:
@@ -156,27 +227,33 @@ class Member:
         """Waits for a step's metrics, writes what is due, refuses what is not finite; the loss.
 
         Raises:
+          NotFinite: a number is not finite, and train.nan_policy=restore: call `back`.
           RunError: a number is not finite, and train.nan_policy does not skip it (any more).
         """
         train, step, counted = self.cfg.train, pending.step, self.program.counted
         values = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
         self._tokens += values['tokens']
         self.speed = self._tokens / max(time.perf_counter() - self._since, 1e-9)
-        if _every(train.log_every, step) or step == train.num_steps or not values['finite']:
+        spike = self._spike(step, values) if train.spike_factor else {}
+        due = _every(train.log_every, step) or step == train.num_steps
+        if due or spike or self._returned or not values['finite']:
             line = {f'train/{name}': values[name] for name in ('loss', 'grad_norm', 'learning_rate', 'skipped')}
             line |= {f'train/{counted}': values['tokens'], f'train/{counted}_per_second': self.speed}
             self.claim.check()
             ids = {'example_ids': pending.example_ids.tolist()} if train.log_example_ids else {}
-            self._writer.write(step, line, **ids)
-            self._tokens, self._since = 0.0, time.perf_counter()
+            back = {'restored': self._returns} if self._returned else {}
+            self._writer.write(step, line | spike, **ids, **back)
+            self._tokens, self._since, self._returned = 0.0, time.perf_counter(), False
         if not values['finite']:
             found = f'step {step}: loss {values["loss"]:g}, gradient norm {values["grad_norm"]:g}'
             if train.nan_policy == 'stop':
                 raise RunError(
                     f'{found}; the update was not applied, and the checkpoints before it are whole. Go on with '
-                    'config.train.nan_policy=skip, or set config.optim.clip_norm or a lower config.optim.learning_rate '
-                    'in another --workdir'
+                    'config.train.nan_policy=skip or restore, or set config.optim.clip_norm or a lower '
+                    'config.optim.learning_rate in another --workdir'
                 )
+            if train.nan_policy == 'restore':
+                raise NotFinite(found, step, values['loss'])
             if values['skipped_in_row'] >= train.nan_limit:
                 raise RunError(f'{found}; {values["skipped_in_row"]} updates in a row skipped (config.train.nan_limit)')
             logging.warning('%s: %s; the update was skipped (%d so far)', self.workdir, found, values['skipped'])
@@ -184,6 +261,23 @@ class Member:
         if self._fresh:  # compiling is no part of the speed
             self._fresh, self._tokens, self._since = False, 0.0, time.perf_counter()
         return values['loss']
+
+    def _spike(self, step: int, values: dict[str, float]) -> dict[str, float]:
+        """train/spike, the loss in medians of those before it, where it is beyond train.spike_factor; it is warned of.
+
+        The losses are saved with the checkpoint, so a resumed run finds what the straight one finds.
+        """
+        loss = values['loss']
+        if not (values['finite'] and math.isfinite(loss)):
+            return {}
+        usual = statistics.median(self._losses) if len(self._losses) >= SPIKE_LEAST else math.inf
+        self._losses.append(loss)
+        if loss <= self.cfg.train.spike_factor * usual or not usual:
+            return {}
+        logging.warning(
+            '%s: step %d: loss %.4g, %.3g times the usual %.4g', self.workdir, step, loss, loss / usual, usual
+        )
+        return {'train/spike': loss / usual}
 
 
 def finish(
