@@ -28,6 +28,8 @@ OF_FAMILY = {
     'lm': {'model.family': 'lm', 'data.name': 'stdlib', 'data.tokenizer': 'bytes', 'data.buckets': ((T,),)},
 }
 INPUTS = {'seq2seq': ('source', 'target'), 'lm': ('tokens',)}
+MESHES = {strategy: {'mesh.strategy': strategy} for strategy in rules.STRATEGIES}
+MESHES['ring'] = {'mesh.strategy': 'sp', 'model.attention.kernel': 'blockwise'}
 COLLECTIVES = r'= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\('
 
 
@@ -40,10 +42,9 @@ def batch_of(family):
     return batch | {'example_id': np.append(np.arange(B - 2), (-1, -1)).astype(np.int32)}
 
 
-def train(family, strategy, start):
-    """(What five steps leave and how, the first state) on all devices, or with no strategy on one."""
-    cfg = small.make(CHANGES | OF_FAMILY[family] | {'mesh.strategy': strategy})
-    program = Program(cfg, jax.devices() if strategy else jax.devices()[:1])
+def train(family, changes, start):
+    """(What five steps leave and how, the first state) on all devices, or with no changes on one."""
+    program = Program(cfg := small.make(CHANGES | OF_FAMILY[family] | changes), jax.devices()[: None if changes else 1])
     place = jax.tree.map(lambda leaf: leaf.sharding, program.target)
     start = jax.device_get(program.initialise(3)) if start is None else start
     state, losses = jax.device_put(start, place), []
@@ -85,9 +86,9 @@ def error(params, others):
 def main():
     """Run with eight virtual devices: prints what is found as JSON."""
     for family in OF_FAMILY:
-        alone, start = train(family, '', None)
-        for strategy in rules.STRATEGIES:
-            found, _ = train(family, strategy, start)
+        alone, start = train(family, {}, None)
+        for strategy, changes in MESHES.items():
+            found, _ = train(family, changes, start)
             found['error'] = error(found.pop('params'), alone['params'])
             print(json.dumps({'family': family, 'strategy': strategy, 'alone': alone['losses']} | found), flush=True)
 
@@ -105,7 +106,7 @@ each = pytest.mark.parametrize('family', OF_FAMILY)
 
 
 @each
-@pytest.mark.parametrize('strategy', rules.STRATEGIES)
+@pytest.mark.parametrize('strategy', MESHES)
 def test_five_steps_are_those_of_one_device(found, family, strategy):
     record = found[family, strategy]
     np.testing.assert_allclose(record['losses'], record['alone'], rtol=1e-5)
@@ -122,7 +123,7 @@ def parameters(record):
 
 
 @each
-@pytest.mark.parametrize('strategy', rules.STRATEGIES)
+@pytest.mark.parametrize('strategy', MESHES)
 def test_a_device_holds_its_share_of_parameters_and_moments(found, family, strategy):
     record = found[family, strategy]
     mesh, seen = record['mesh'], collections.Counter()
@@ -132,7 +133,7 @@ def test_a_device_holds_its_share_of_parameters_and_moments(found, family, strat
         assert len(shapes) == 2 and math.prod(shapes[1]) * share == math.prod(shapes[0]), name
         seen[re.search(r'^0|mu|nu', name)[0], share] += 1
     assert {kind for kind, _ in seen} == {'0', 'mu', 'nu'}
-    expected = {'dp': {1}, 'fsdp': {1, 8}, 'tp': {1, 8}, 'fsdp+tp': {2, 4, 8}, 'sp': {1}}[strategy]
+    expected = {'dp': {1}, 'fsdp': {1, 8}, 'tp': {1, 8}, 'fsdp+tp': {2, 4, 8}, 'sp': {1}, 'ring': {1}}[strategy]
     assert {share for _, share in seen} == expected
     first = INPUTS[family][0]
     assert record['batch'][first] == [B // mesh['data'] // mesh['fsdp'], T // mesh['seq']]
@@ -147,7 +148,7 @@ def sizes_of_layers(record, divided=''):
 
 @each
 def test_devices_tell_each_other_what_the_strategy_needs_and_no_more(found, family):
-    collected = {strategy: found[family, strategy]['collectives'] for strategy in rules.STRATEGIES}
+    collected = {strategy: found[family, strategy]['collectives'] for strategy in MESHES}
     assert set(collected['dp']) == {'all-reduce'}  # of gradients; nobody asks for parameters
     assert set(sizes_of_layers(found[family, 'dp'])) - {2 * 32} <= set(collected['dp']['all-reduce'])
     # Parameters of one layer at a time. Rows stay where they are, but for the tokens, that all look up in their columns
@@ -166,6 +167,9 @@ def test_devices_tell_each_other_what_the_strategy_needs_and_no_more(found, fami
     assert B // 4 * T * 32 in collected['fsdp+tp']['all-reduce']
     # Keys and values of all positions, queries of one's own.
     assert {B * T * 8 * 3, B * T * 8 * 5} <= set(collected['sp']['all-gather'])
+    # In a ring they are passed on, a device's share at a time.
+    assert {B * T * 8 * 3 // 8, B * T * 8 * 5 // 8} <= set(collected['ring']['collective-permute'])
+    assert not {B * T * 8 * 3, B * T * 8 * 5} & set(collected['ring'].get('all-gather', ()))
 
 
 if __name__ == '__main__':
