@@ -31,6 +31,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   compare  RUN RUN … | GRID GRID …                              differences of configs, environments and metrics
   import   --input=DIR --workdir=RUN                            a model in Hugging Face's layout becomes a run
   export   --workdir=RUN [--step=N] --output=DIR                a checkpoint in Hugging Face's layout
+  verify-resume --config=FILE [--steps=N] [--config.a.b=value …]     prove that a stopped run goes on to the bit
 """
 
 
@@ -208,11 +209,24 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     return 0
 
 
+def verify_resume(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Trains --config straight, and stopped in the middle and gone on with; fails where anything differs."""
+    _none_left(positional)
+    from jaxformer.train import verify
+
+    if values.steps < verify.LEAST_STEPS:
+        raise UserError(f'--steps={values.steps}: at least {verify.LEAST_STEPS}')
+    print(verify.resume(_config(values, changes), values.steps))
+    print('resume is exact')
+    return 0
+
+
 STRING, INTEGER, BOOLEAN = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_boolean
 FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # what it means, or means by command
     'config': (STRING, None, 'a configuration file, e.g. configs/g2p.py; --config.a.b=value changes a field of it'),
     'workdir': (STRING, None, 'the directory of the run (or of the grid)'),
     'step': (INTEGER, None, 'a checkpoint by its step; the newest whole one without it'),
+    'steps': (INTEGER, 20, 'steps of the straight run, in the place of train.num_steps'),
     'split': (STRING, None, 'train, dev or test; what eval.split says without it'),
     'input': (
         STRING,
@@ -262,6 +276,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'compare': (compare, ('json',)),
     'import': (import_, ('input', 'workdir')),
     'export': (export, ('workdir', 'step', 'output')),
+    'verify-resume': (verify_resume, ('config', 'steps')),
 }
 
 
