@@ -89,6 +89,33 @@ def test_letters_are_the_sizes_of_every_parameter_and_no_row_of_the_table_is_idl
     assert used == {pattern for pattern, _ in sharding.PARAMETERS}
 
 
+def test_letters_are_the_dimensions_of_every_activation_and_no_row_of_the_table_is_idle():
+    seen, B, T = set(), 3, 21
+
+    class Watched(sharding.LaidOut):
+        def _place(self, method, args, options, context):
+            seen.add(f'{type(context.module).__name__}.{context.method_name}')
+            return super()._place(method, args, options, context)
+
+        def _constrained(self, x, dims):
+            sizes = LETTERS | {'B': B, 'T': T, 'S': T, '_': 16}
+            assert x.shape == tuple(sizes[letter] for letter in dims), dims
+            return x
+
+    for cfg in designs():
+        model = transformer.build(cfg, VOCAB, CLASSES)
+        tokens = (jnp.ones((B, T), jnp.int32),) * (2 if cfg.family == 'seq2seq' else 1)
+        params = transformer.abstract_params(cfg, VOCAB, CLASSES)
+        jax.eval_shape(
+            lambda params, *tokens, of=model: Watched(of, None).apply({'params': params}, *tokens), params, *tokens
+        )
+    for pattern, _ in sharding.ACTIVATIONS:
+        assert any(re.search(pattern, name) for name in seen), pattern
+    for name in seen:
+        assert sum(bool(re.search(pattern, name)) for pattern, _ in sharding.ACTIVATIONS) <= 1, name
+    assert len(seen) > 20
+
+
 def test_two_axes_of_a_mesh_lay_out_every_parameter_of_every_design():
     """Even sizes: nothing asks for one axis twice."""
     mesh = jax.sharding.AbstractMesh((1, 2, 2, 1), sharding.AXES)
