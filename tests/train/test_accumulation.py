@@ -154,9 +154,11 @@ def test_a_run_counts_updates_and_not_parts(tmp_path, quick):
     assert (state['step'], state['opt_state/1/count'], state['data/next_index']) == (10, 10, 10)
 
 
+# Left to itself, XLA's pool of threads for eight devices of a CPU with few cores may wait for itself in a collective.
 CHILD = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, sys.argv[2])
+os.environ['XLA_FLAGS'] += ' --xla_cpu_multi_thread_eigen=false'
 import jax, numpy as np, test_accumulation as own
 from jaxformer import hyperparameters, optim, sharding
 from jaxformer.model import transformer
@@ -165,7 +167,8 @@ assert jax.device_count() == 8
 changes, lengths = json.loads(sys.argv[1])
 for parts in (1, 4):
     cfg = own.make(train__accumulation=parts, **changes)
-    model, mesh = transformer.build(cfg.model, own.V, own.Y), sharding.make_mesh(cfg.mesh)
+    mesh = sharding.make_mesh(cfg.mesh)
+    model = sharding.laid_out(transformer.build(cfg.model, own.V, own.Y, mesh), mesh)
     target = states.abstract(model, optim.build(cfg), mesh)
     state = states.initialise(model, optim.build(cfg), 1, target)
     batch = sharding.put_batch(jax.tree.map(np.asarray, own.batch_of('seq2seq', lengths)), mesh)
