@@ -40,7 +40,8 @@ def get_config() -> ConfigDict:
     model.feed_forward = 'relu'  # relu | gelu | silu | geglu | swiglu | none
     model.feed_forward_bias = 'on'  # on | off: biases in the feed-forward
     model.gelu = 'tanh'  # tanh: its approximation | exact: by the error function; in gelu and geglu
-    model.remat = 'none'  # none | block: recompute a block's activations in the backward pass
+    # none | block: recompute a block's activations in the backward pass | dots: all of them but products with matrices
+    model.remat = 'none'
     # Layers unrolled per scan step; 0 = all: a faster step (with conv on a CPU by far), a slower compile.
     model.scan_unroll = 1  # has no part in the numbers
 

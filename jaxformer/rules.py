@@ -31,7 +31,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'model.feed_forward': ('relu', 'gelu', 'silu', 'geglu', 'swiglu', 'none'),
     'model.feed_forward_bias': ('on', 'off'),
     'model.gelu': ('tanh', 'exact'),
-    'model.remat': ('none', 'block'),
+    'model.remat': ('none', 'block', 'dots'),
     'model.attention.score': ('scaled_dot', 'dot', 'additive'),
     'model.attention.kernel': ('plain', 'blockwise'),
     'model.attention.pattern': ('full', 'local', 'global_local', 'window2d'),
@@ -206,8 +206,6 @@ def _ids(cfg: Config) -> Iterable[Problem]:
     masking = cfg.train.masking
     if masking.replaced + masking.random > 1:
         yield 'train.masking.random', f'at most 1 - train.masking.replaced={masking.replaced}'
-    if 0 < cfg.train.spike_factor <= 1:
-        yield 'train.spike_factor', 'more than 1, or 0 for none: half of all losses are above their median'
 
 
 def _mixers(cfg: Config) -> Iterable[Problem]:
@@ -327,6 +325,8 @@ def _lengths(cfg: Config) -> Iterable[Problem]:
 def _train(cfg: Config) -> Iterable[Problem]:
     if cfg.train.batch_size % cfg.train.accumulation:
         yield 'train.accumulation', f'a divisor of train.batch_size={cfg.train.batch_size}'
+    if 0 < cfg.train.spike_factor <= 1:
+        yield 'train.spike_factor', 'more than 1, or 0 for none: half of all losses are above their median'
 
 
 def _mesh(cfg: Config) -> Iterable[Problem]:

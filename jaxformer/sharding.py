@@ -228,10 +228,12 @@ def put_batch(batch: dict[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
 def refuse_undivided(cfg: Config, mesh: Mesh) -> None:
     """Raises UserError, naming the field, where a training batch or a bucket cannot be divided over the mesh."""
     rows = math.prod(mesh.shape[axis] for axis in MESH_AXES['B'])
-    if cfg.train.batch_size % rows:
+    parts = cfg.train.accumulation
+    if cfg.train.batch_size // parts % rows:
+        each = f', and so must each of its config.train.accumulation={parts} parts' if parts > 1 else ''
         raise UserError(
             f'config.train.batch_size={cfg.train.batch_size}: must be a multiple of the {rows} devices along '
-            'config.mesh.data and config.mesh.fsdp'
+            f'config.mesh.data and config.mesh.fsdp{each}'
         )
     for bucket in cfg.data.buckets:
         if any(size % mesh.shape['seq'] for size in bucket):

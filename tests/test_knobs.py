@@ -242,7 +242,7 @@ REVALUING = {
 }
 
 REPROGRAMMING = {  # the numbers stay, see tests/model
-    'model.remat': ('block',),
+    'model.remat': ('block', 'dots'),
     'model.scan_unroll': (2,),
     'model.attention.kernel': ('blockwise',),
     'model.attention.block': (3,),
@@ -366,12 +366,12 @@ def test_a_field_changes_the_loss(path, value, base_losses):
 @pytest.mark.parametrize(('path', 'value'), cases(REPROGRAMMING))
 def test_a_field_changes_the_program_alone(path, value):
     def program(changes):
-        cfg = resolved(BESIDES[path] | changes)
+        cfg = resolved(BESIDES.get(path, {}) | changes)
         params = transformer.abstract_params(cfg.model, V, Y)
         return str(jax.make_jaxpr(jax.grad(loss_of(cfg)))(params))
 
     assert program({path: value}) != program({})
-    assert shapes(BESIDES[path] | {path: value}) == shapes(BESIDES[path])
+    assert shapes(BESIDES.get(path, {}) | {path: value}) == shapes(BESIDES.get(path, {}))
 
 
 def test_without_dropout_the_seed_changes_no_loss():

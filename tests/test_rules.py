@@ -45,6 +45,10 @@ def resolved(changes):
 LM, MLM, CLASSIFIER = FAMILIES['lm'], FAMILIES['mlm'], FAMILIES['classifier']
 LEARNED = {'model.position': 'learned', 'model.max_length': 30}
 
+LM_OF_LSTM = {
+    'model.family': 'lm', 'model.mixer': 'lstm', 'data.name': 'stdlib', 'data.tokenizer': 'bytes',
+    'data.buckets': ((16,),),
+}  # fmt: skip
 REFUSED = [  # (changes, field, part of the reason)
     # Sizes and heads
     ({'model.num_kv_heads': 3}, 'model.num_kv_heads', 'a divisor of model.num_heads=8'),
@@ -80,7 +84,18 @@ REFUSED = [  # (changes, field, part of the reason)
     (LM | {'model.encoder_mixer': 'conv'}, 'model.encoder_mixer', 'has no encoder'),
     (MLM | {'model.decoder_layers': 5}, 'model.decoder_layers', 'has no decoder'),
     # Patterns and positions
+    (
+        LM_OF_LSTM | {'model.attention.kernel': 'blockwise'},
+        'model.attention.kernel',
+        'plain without a stack of attention',
+    ),
+    (
+        {'model.attention.kernel': 'blockwise', 'model.precision.softmax': 'compute'},
+        'model.precision.softmax',
+        'float32 with model.attention.kernel=blockwise',
+    ),
     ({'model.attention.shift': 1}, 'model.attention.shift', 'only window2d shifts'),
+    ({'train.spike_factor': 0.5}, 'train.spike_factor', 'more than 1'),
     ({'model.attention.pattern': 'window2d', 'model.attention.shift': 4}, 'model.attention.shift', 'window=4'),
     (
         {'model.attention.pattern': 'global_local', 'model.attention.global_positions': ()},

@@ -13,7 +13,7 @@ from absl import logging
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxformer import hyperparameters, runtime
+from jaxformer import hyperparameters, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.train import step as steps
 from jaxformer.train.program import Program
@@ -128,8 +128,10 @@ def mode_of(cfg: Config, backend: str | None = None) -> str | None:
     Args:
       backend: where they are trained, by default that of this process, which is started.
     """
-    mesh = cfg.mesh
-    if cfg.cohort.mode == 'off' or max(mesh.data, mesh.fsdp, mesh.model, mesh.seq) > 1:
+    sizes = sharding.sizes(cfg.mesh)
+    if cfg.cohort.mode == 'off' or max(sizes) > 1 or -1 in sizes[1:]:
+        return None
+    if cfg.train.nan_policy == 'restore':  # it goes back alone
         return None
     if backend is None and jax.process_count() > 1:
         return None

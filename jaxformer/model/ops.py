@@ -213,13 +213,16 @@ def relative_buckets(distance: Array, num_buckets: int, max_distance: int, causa
 
 
 def fold(key_2: Array, *numbers: Array | int) -> Array:
-    """A key (uint32[2]) for each list of numbers, as a hash: the same on every device, cheap inside a scan."""
+    """A key (uint32[2]) for each list of numbers, as a hash: the same on every device, cheap inside a scan.
+
+    A key may end in two further numbers, which stay what they are: see `random_bits`.
+    """
     a, b = key_2[0], key_2[1]
     for number in numbers:
         word = jnp.asarray(number).astype(jnp.uint32)
         a = _avalanche(a ^ (word * jnp.uint32(0x9E3779B9) + jnp.uint32(0x7F4A7C15)))
         b = _avalanche(b + a)
-    return jnp.stack([a, b])
+    return jnp.concatenate([jnp.stack([a, b]), key_2[2:]])
 
 
 def random_bits(
@@ -228,6 +231,7 @@ def random_bits(
     """uint32 of the shape, each a hash of (key, position in the whole array). At most 2³² elements.
 
     Args:
+      key_2: from `fold`. A key of four (a, b, first, stride) is that of the rows first, first + stride, … of a whole.
       origin, whole: where the part of that shape begins in a greater array, and the shape of that one.
     """
     index = jnp.zeros(shape, jnp.uint32)
@@ -235,6 +239,8 @@ def random_bits(
         number = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
         if origin:
             number = number + jnp.asarray(origin[axis]).astype(jnp.uint32)
+        if axis == 0 and len(key_2) == 4:
+            number = key_2[2] + key_2[3] * number
         index = index * jnp.uint32(size) + number
     return _avalanche(_avalanche(index ^ key_2[0]) + key_2[1])
 

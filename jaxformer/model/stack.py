@@ -68,8 +68,8 @@ class Stack(nn.Module):
             layer, table, cache = row
             return block(x, layer, cache, context if shared else self._biased(context, table), keep_maps)
 
-        if cfg.remat == 'block':
-            body = nn.remat(body, prevent_cse=False)  # a scan keeps XLA from undoing it
+        if cfg.remat != 'none':
+            body = nn.remat(body, prevent_cse=False, policy=REMAT[cfg.remat])  # a scan keeps XLA from undoing it
         scanned = nn.scan(
             body,
             variable_axes={'params': 0},
@@ -92,6 +92,10 @@ class Stack(nn.Module):
         """The cache of no rows with room for `length`, with a leading N axis: {'self': the mixer's}."""
         layer = MIXERS[self.mixer].empty_cache(self.cfg, B, length, dtype)
         return {'self': jax.tree.map(lambda part: jnp.zeros((self.length, *part.shape), part.dtype), layer)}
+
+
+REMAT = {'block': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+"""model.remat → what of a block is kept for the backward pass: nothing, or what a product with a matrix has given."""
 
 
 def shared_positions(T: int) -> Array:

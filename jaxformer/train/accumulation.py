@@ -9,7 +9,7 @@ import jax.numpy as jnp
 Array = jax.Array
 Batch = dict[str, Array]
 Loss = Callable[[Any, Batch, Array | None], tuple[Array, Array]]
-"""(parameters, rows, number of the part) → (mean over the labels of these rows, how many of them there are)."""
+"""(parameters, rows, which of the batch these are: [first, stride] uint32) → (mean over their labels, how many)."""
 
 
 def value_and_grad(loss: Loss, parts: int, params: Any, batch: Batch) -> tuple[Array, Array, Any]:
@@ -19,8 +19,7 @@ def value_and_grad(loss: Loss, parts: int, params: Any, batch: Batch) -> tuple[A
     and divided by all labels. A mean of means would not do, as the parts hold different numbers of labels.
 
     Args:
-      loss: its number of the part is None where there is one part; parts of a number of their own may differ in what
-        they draw.
+      loss: which rows these are is None where they are the batch.
       parts: divides the number of rows. Part i has the rows i, i + parts, i + 2·parts …, so that where the rows of the
         batch lie on several devices each of them has its share of every part, and nothing is moved between them.
     """
@@ -37,8 +36,9 @@ def value_and_grad(loss: Loss, parts: int, params: Any, batch: Batch) -> tuple[A
 
     zero = jnp.zeros((), jnp.float32)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+    which = jnp.stack([jnp.arange(parts), jnp.full(parts, parts)], axis=1).astype(jnp.uint32)
     split = {name: _split(rows, parts) for name, rows in batch.items()}
-    (total, count, sums), _ = jax.lax.scan(add, (zero, zero, zeros), (jnp.arange(parts), split))
+    (total, count, sums), _ = jax.lax.scan(add, (zero, zero, zeros), (which, split))
     labels = jnp.maximum(count, 1.0)
     return total / labels, count, jax.tree.map(lambda sum_, leaf: (sum_ / labels).astype(leaf.dtype), sums, params)
 

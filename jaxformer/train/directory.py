@@ -18,7 +18,7 @@ FREE_ON_RESUME = (
     'data.dir',
     *(f'train.{name}' for name in ('log_every', 'log_example_ids', 'checkpoint_every', 'keep_checkpoints')),
     *(f'train.{name}' for name in ('nan_policy', 'nan_limit', 'spike_factor')),
-    *('model.attention.kernel', 'model.attention.block', 'model.remat', 'model.scan_unroll'),
+    *('model.attention.kernel', 'model.attention.block', 'model.remat', 'model.scan_unroll', 'train.accumulation'),
     *('eval.', 'mesh.', 'cohort.', 'runtime.'),
 )
 """Fields (or groups) that may differ from the config a directory was started with: they change no update."""

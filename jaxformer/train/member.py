@@ -155,7 +155,9 @@ class Member:
         self._returns.append({'step': failed.step, 'back_to': self.step, 'loss': str(failed.loss)})
         self._returned = True
         self._writer.close()
-        self._writer: MetricWriter = MetricWriter(self.workdir, self.step)  # what was written beyond the step counts no more
+        self._writer: MetricWriter = MetricWriter(
+            self.workdir, self.step
+        )  # what was written beyond the step counts no more
         write_status(self.workdir, 'running', self.step, self.cfg.train.num_steps)
         self._tokens, self._since = 0.0, time.perf_counter()
         return state
@@ -237,7 +239,8 @@ class Member:
         spike = self._spike(step, values) if train.spike_factor else {}
         due = _every(train.log_every, step) or step == train.num_steps
         if due or spike or self._returned or not values['finite']:
-            line = {f'train/{name}': values[name] for name in ('loss', 'grad_norm', 'learning_rate', 'skipped')}
+            logged = ('loss', 'grad_norm', 'learning_rate', 'skipped', 'loss_scale')
+            line = {f'train/{name}': values[name] for name in logged if name in values}
             line |= {f'train/{counted}': values['tokens'], f'train/{counted}_per_second': self.speed}
             self.claim.check()
             ids = {'example_ids': pending.example_ids.tolist()} if train.log_example_ids else {}

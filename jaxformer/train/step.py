@@ -21,7 +21,7 @@ from jaxformer.train.state import ScaledState, TrainState
 
 Batch = dict[str, jax.Array]
 
-OBJECTIVE_SITE, PART_SITE = 2_000_000, 3_000_000  # folded into the key of a step, beyond what the stacks fold into it
+OBJECTIVE_SITE = 2_000_000  # folded into the key of a step, beyond what the stacks fold into it
 
 
 def loss_fn(
@@ -35,11 +35,11 @@ def loss_fn(
 ) -> tuple[jax.Array, jax.Array]:
     """(label-smoothed loss in nats per label that counts, number of such labels); 0 for a batch without any.
 
-    part: number of the part of the step's batch that this is, where it is worked on in parts. Each draws dropout masks
-      of its own; what the objective draws belongs to an example, whatever the part.
+    part: which rows of the step's batch these are ([first, stride] uint32), where it is worked on in parts; their
+      dropout masks are those that they have in the whole batch.
     """
     inputs, labels_BT, weights_BT = objective(batch, None if key_2 is None else ops.fold(key_2, OBJECTIVE_SITE))
-    dropout_2 = key_2 if key_2 is None or part is None else ops.fold(key_2, PART_SITE + part)
+    dropout_2 = key_2 if key_2 is None or part is None else jnp.concatenate([key_2, part])
     logits_BTV, _ = model.apply({'params': params}, *inputs, key_2=dropout_2, rates=values.dropout)
     tokens = jnp.sum(weights_BT)
     total = losses.cross_entropy(logits_BTV, labels_BT, weights_BT, values.label_smoothing)
@@ -67,8 +67,7 @@ def train_step(
     Args:
       batch: as the family's objective reads it; a row that is all padding counts for nothing.
       schedule: learning rate by the number of updates done before; only reported, `optimizer` holds its own.
-      parts: of the batch, that are worked on in turn. The update is that of the batch as one; with dropout
-        one of the same distribution, as the masks of a part are its own.
+      parts: of the batch, that are worked on in turn. The update is that of the batch as one, dropout included.
 
     Returns:
       (state, metrics): loss (nats per token, smoothed), tokens, grad_norm (before clipping), learning_rate, finite (or

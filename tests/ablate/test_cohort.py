@@ -258,6 +258,9 @@ def test_off_and_a_mesh_of_several_devices_mean_one_at_a_time():
     assert together.mode_of(small.make({'cohort.mode': 'off'})) is None
     assert together.mode_of(small.make({'model.decoder_mixer': 'conv'})) is None  # slow inside of a loop
     assert together.mode_of(small.make({'mesh.data': 1, 'mesh.model': 2})) is None
+    assert together.mode_of(small.make({'mesh.strategy': 'fsdp'})) is None
+    assert together.mode_of(small.make({'train.nan_policy': 'restore'})) is None  # who goes back does so alone
+    assert together.mode_of(small.make({'cohort.mode': 'vmap'}), 'cpu') == 'vmap'
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-import dataclasses
 from pathlib import Path
 
 import jax
@@ -47,17 +46,14 @@ VOCAB, CLASSES = 13, 3
 
 @pytest.fixture(scope='session')
 def make_config():
-    """Gives a small ModelConfig with changes (`attention__score='dot'`); `float16=True` computes in half precision."""
+    """Gives a small ModelConfig with changes (`attention__score='dot'`)."""
 
-    def make(*, float16=False, family='seq2seq', **changes):
+    def make(*, family='seq2seq', **changes):
         edited = config.load(BASE)
         even = {'model.d_k': 6} if changes.get('position') == 'rotary' else {}  # it turns pairs of columns
         changes = {f'model.{name.replace("__", ".")}': value for name, value in changes.items()}
         config.override(edited, SMALL | even | {'model.family': family} | OF_FAMILY[family] | changes)
-        cfg = config.resolve(edited).model
-        if float16:  # no choice of a config, as training in it wants loss scaling
-            cfg = dataclasses.replace(cfg, precision=dataclasses.replace(cfg.precision, compute='float16'))
-        return cfg
+        return config.resolve(edited).model
 
     return make
 

@@ -274,7 +274,7 @@ def graded(make_model):
     return run
 
 
-@pytest.mark.parametrize('change', [{'remat': 'block'}, {'scan_unroll': 0}])
+@pytest.mark.parametrize('change', [{'remat': 'block'}, {'remat': 'dots'}, {'scan_unroll': 0}])
 def test_remat_and_unrolling_change_the_program_but_no_number_and_no_parameter(graded, change):
     params, program, loss, gradients = graded()
     other_params, other_program, other_loss, other_gradients = graded(**change)

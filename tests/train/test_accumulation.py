@@ -9,9 +9,9 @@ import pytest
 import small
 from quick import jit
 
-from jaxformer import hyperparameters, objectives, optim
+from jaxformer import hyperparameters, optim
 from jaxformer.ablate import together
-from jaxformer.model import ops, transformer
+from jaxformer.model import transformer
 from jaxformer.train import accumulation, loop
 from jaxformer.train import state as states
 from jaxformer.train import step as steps
@@ -97,20 +97,18 @@ def test_gradients_are_summed_in_float32_and_come_as_the_parameters():
     assert gradient.dtype == jnp.bfloat16 and float(gradient) == 1 + 1 / 16
 
 
-def test_each_part_has_dropout_masks_of_its_own():
-    """By seed, step and part: the loss is that of the parts with these keys, and equal rows are masked otherwise."""
-    cfg = make('lm', model__dropout__residual=0.5, train__accumulation=2)
-    batch = batch_of('lm', (9, 9))
-    batch = {name: jnp.stack([rows[0], rows[0]]) for name, rows in batch.items()}
-    step, state = step_of(cfg)
-    _, metrics = jit(step)(state, batch)
-    model, objective, values = transformer.build(cfg.model, V, Y), objectives.of(cfg, V), hyperparameters.of(cfg)
-    key_2 = ops.fold(jnp.zeros(2, jnp.uint32), cfg.seed, 0)
-    one = {name: rows[:1] for name, rows in batch.items()}
-    loss = jit(lambda part: steps.loss_fn(state.params, one, key_2, model, objective, values, part)[0])
-    parts = [float(loss(jnp.int32(part))) for part in (0, 1)]
-    assert parts[0] != pytest.approx(parts[1], rel=1e-3)
-    assert float(metrics['loss']) == pytest.approx(sum(parts) / 2, rel=1e-5)
+@pytest.mark.parametrize('kernel', ['plain', 'blockwise'])
+def test_dropout_masks_are_those_of_the_batch_as_one(kernel):
+    places = {f'model__dropout__{place}': 0.4 for place in hyperparameters.DROPOUT_PLACES}
+    more = places | {'model__attention__kernel': kernel, 'model__attention__block': 5}
+    batch = batch_of('lm')
+    step, fresh = step_of(make('lm', **more))
+    state, expected = jit(step)(fresh, batch)
+    found, metrics = jit(step_of(make('lm', train__accumulation=4, **more))[0])(fresh, batch)
+    assert_close(metrics, expected)
+    assert_close(found, state)
+    dry = jit(step_of(make('lm'))[0])(fresh, batch)[1]
+    assert abs(float(dry['loss'] / expected['loss']) - 1) > 1e-3
 
 
 @pytest.mark.parametrize('mode', together.MODES)
