@@ -23,7 +23,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   params   --config=FILE [--config.a.b=value …]                 count parameters without allocating any
   eval     --workdir=RUN [--step=N] [--split=test] [--config.data.b=value …]      loss, perplexity and error rates
   decode   --workdir=RUN --input=FILE|- [--output=FILE]         one output line per input line
-  plan     --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     what a grid would run, and what is there
+  plan     --grid=FILE --workdir=GRID [--seeds=N] [--memory] [--config.a.b=value …]     what a grid would run and take
   ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
   status   --workdir=GRID                                       how far its runs are, who works on them, time left
   report   --workdir=GRID                                       table, curves and page of a grid
@@ -93,10 +93,14 @@ def plan(values: flags.FlagValues, positional: Sequence[str], changes: dict[str,
 
     resolved = plans.resolve(plans.read(_needed(values, 'grid'), changes))
     workdir = _needed(values, 'workdir')
-    if values.json:
-        print(json.dumps(plans.as_json(resolved, workdir, values.seeds)))
-    else:
-        print(plans.as_text(resolved, workdir, values.seeds))
+    content = plans.as_json(resolved, workdir, values.seeds)
+    text = '' if values.json else plans.as_text(resolved, workdir, values.seeds)
+    if values.memory:
+        from jaxformer.ablate import footprint  # late: it starts a backend, and compiles
+
+        content['memory'] = footprint.of_cells(resolved.cells)
+        text += f'\n\n{footprint.as_text(content["memory"])}'
+    print(json.dumps(content) if values.json else text)
     return 0
 
 
@@ -261,6 +265,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     ),
     'slurm': (STRING, '', 'options of the jobs, partition=gpu,timeout_min=60,…; see jaxformer/ablate/slurm.py'),
     'retry_failed': (BOOLEAN, False, 'take up again the runs that failed before'),
+    'memory': (BOOLEAN, False, 'compile a step of each cell, and say what it takes of the memory of each device'),
     'json': (BOOLEAN, False, 'print JSON'),
 }
 COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
@@ -268,7 +273,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'params': (params, ('config', 'json')),
     'eval': (evaluate, ('workdir', 'step', 'split', 'json')),
     'decode': (decode, ('workdir', 'step', 'input', 'output')),
-    'plan': (plan, ('grid', 'workdir', 'seeds', 'json')),
+    'plan': (plan, ('grid', 'workdir', 'seeds', 'memory', 'json')),
     'ablate': (ablate, ('grid', 'workdir', 'seeds', 'launcher', 'workers', 'slurm', 'retry_failed')),
     'status': (status, ('workdir', 'json')),
     'report': (report, ('workdir',)),
