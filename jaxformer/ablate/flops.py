@@ -4,7 +4,7 @@ Counted are the products of matrices (and the taps of convolutions), two operati
 addition, over all positions of the batch's shape, padding included, as the program computes them: a mask saves none.
 Not counted is what grows with no product of two widths: norms, activations, softmax, embeddings looked up, the
 optimiser. Training is three times the forward pass: the backward pass multiplies by each matrix twice (Kaplan et al.
-2020, 2.1); what `model.remat` computes a second time does not count, as it does no further work.
+2020, 2.1); what `model.remat` or a kernel computes a second time does not count, as it does no further work.
 """
 
 from collections.abc import Sequence

@@ -19,17 +19,18 @@ def test_each_way_is_the_command_that_it_says():
     }
     one = {way: found for (grid, way), found in commands.items() if grid == 'one cell'}
     assert {way: len(found) for way, found in one.items()} == {
-        'commands, each compiling': 8, 'commands': 8, 'turns': 1, 'cohort': 1, 'default': 1,
+        'commands, each compiling': 8, 'commands': 8, 'turns': 1, 'processes': 1, 'cohort (default)': 1,
     }  # fmt: skip
     assert {command[0] for command in one['commands']} == {'train'}
     assert len({argument for command in one['commands'] for argument in command if 'seed' in argument}) == 8
-    assert '--config.cohort.mode=off' in one['turns'][0] and '--launcher=inline' in one['cohort'][0]
-    assert not [argument for argument in one['default'][0] if 'launcher' in argument or 'cohort' in argument]
+    assert '--config.cohort.mode=off' in one['turns'][0] and '--launcher=inline' in one['turns'][0]
+    assert '--launcher=processes' in one['processes'][0]
+    assert not [argument for argument in one['cohort (default)'][0] if 'launcher' in argument or 'cohort' in argument]
     for way, found in commands.items():
         assert all('--config.train.num_steps=3' in command for command in found)
         cache = '' if 'each compiling' in way[1] else '/there/cache'  # which begins empty
         assert all(f'--config.runtime.compilation_cache={cache}' in command for command in found)
-    assert '--seeds=4' in commands['two cells', 'default'][0] and '--seeds=8' in one['default'][0]
+    assert '--seeds=4' in commands['two cells', 'processes (default)'][0] and '--seeds=8' in one['cohort (default)'][0]
 
 
 def test_a_grid_has_eight_runs(tmp_path):

@@ -118,6 +118,7 @@ def test_no_field_is_forgotten(layout):
     fields = dict(layout.fields) | {path: None for key in layout.keys for path in key.may_set}
     free = {
         'model.mixer', 'model.num_layers', 'model.remat', 'model.scan_unroll', 'model.ids.mask',
+        'model.attention.kernel', 'model.attention.block',
         'model.max_length',  # rows of a table; longer inputs are refused, nothing else
         'model.attention.window', 'model.attention.global_positions', 'model.attention.grid_width',
         'model.attention.shift',  # with pattern full

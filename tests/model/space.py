@@ -98,6 +98,8 @@ def valid_changes(number):
     if model['precision.softmax'] == 'float32' and (family == 'seq2seq' or 'attention' in used):
         model['attention.kernel'] = choice('attention.kernel')
         model['attention.block'] = rng.choice((2, 3, 512))
+    if model['remat'] == 'block':
+        model['remat'] = rng.choice(('block', 'dots'))
 
     changes = {f'model.{name}': value for name, value in model.items()} | OF_FAMILY[family]
     changes |= {'eval.max_decode_length': 8}

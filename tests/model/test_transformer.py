@@ -94,8 +94,7 @@ def test_left_padding_and_rows_of_padding_are_finite_in_every_precision(make_mod
     An encoder-decoder counts positions from the first column, padding included, so a left-padded row is not promised
     the logits of the unpadded one; what holds without positions stands in the next test.
     """
-    precision = {'float16': True} if compute == 'float16' else {'precision__compute': compute}
-    model, params = make_model(**precision)
+    model, params = make_model(precision__compute=compute)
     source = jnp.array([[PAD, PAD, 5, 6], [PAD] * 4, [5, 6, 7, 8]], jnp.int32)
 
     def loss(params):
@@ -319,10 +318,10 @@ def test_no_two_places_of_the_model_share_a_mask(make_model, monkeypatch):
     drawn = []
     original = ops.dropout
 
-    def recording(x, rate, key_2):
+    def recording(x, rate, key_2, *block):
         if not isinstance(key_2, jax.core.Tracer):  # a scan is traced once before it is run
             drawn.append(tuple(key_2.tolist()))
-        return original(x, rate, key_2)
+        return original(x, rate, key_2, *block)
 
     monkeypatch.setattr(ops, 'dropout', recording)
     with jax.disable_jit():
