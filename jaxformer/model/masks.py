@@ -4,6 +4,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxformer.model import ops
+
 Array = jax.Array
 
 
@@ -24,8 +26,7 @@ class Sight(flax.struct.PyTreeNode):
         """[B or 1, 1, T, S] boolean, for the queries and the keys of these numbers, or for the first so many."""
         mask = jnp.ones((1, 1, 1, 1), bool)
         if self.causal:
-            numbers_T, numbers_S = (jnp.arange(side) if isinstance(side, int) else side for side in (query_T, key_S))
-            mask = (numbers_S <= numbers_T[:, None] + self.start)[None, None]
+            mask = ops.causal_mask(query_T, key_S, self.start)
         if self.valid_BS is not None:
             mask = mask & rows(self.valid_BS, key_S)[:, None, None, :]
         if self.segment_BT is not None:

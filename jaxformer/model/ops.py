@@ -14,10 +14,13 @@ from jax.typing import DTypeLike
 Array = jax.Array
 
 
-def causal_mask(T: int, S: int, offset: Array | int = 0) -> Array:
-    """[1, 1, T, S]: query i sees keys 0 … i + offset. `offset` counts the keys that precede the first query."""
-    query_T = jnp.arange(T)[:, None] + offset
-    return (jnp.arange(S)[None, :] <= query_T)[None, None]
+def causal_mask(T: Array | int, S: Array | int, offset: Array | int = 0) -> Array:
+    """[1, 1, T, S]: query i sees keys 0 … i + offset. `offset` counts the keys that precede the first query.
+
+    T, S: how many queries and keys, or the numbers of some of them.
+    """
+    query_T, key_S = (jnp.arange(side) if isinstance(side, int) else side for side in (T, S))
+    return (key_S[None, :] <= query_T[:, None] + offset)[None, None]
 
 
 def padding_mask(tokens_BS: Array, pad: int) -> Array:

@@ -35,9 +35,7 @@ class NotFinite(RunError):  # noqa: N818 - what it says is what was found
     """Numbers of a step for which train.nan_policy=restore goes back (see `Member.back`)."""
 
     def __init__(self, found: str, step: int, loss: float) -> None:
-        super().__init__(
-            f'{found}; config.train.nan_policy=restore goes back in a run alone only: set config.cohort.mode=off'
-        )
+        super().__init__(found)
         self.found, self.step, self.loss = found, step, loss
 
 

@@ -1,5 +1,6 @@
 """Runs of a second: a model of a few hundred parameters that reverses sequences, and ways to look at what it leaves."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from etils import epath
 
 from jaxformer import checkpoint, config, files, optim, sharding
@@ -151,3 +153,16 @@ def snapshot(workdir) -> dict[str, tuple[int, bytes]]:
     """Every file with the time of its last change and its content."""
     files_below = sorted(p for p in Path(workdir).rglob('*') if p.is_file())
     return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in files_below}
+
+
+@contextlib.contextmanager
+def disk(path, size='64m'):
+    """A small file system of its own; `set_(option)` changes it."""
+    path.mkdir()
+    command = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(path)]
+    if os.getuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip('needs the right to mount a small file system (mount -t tmpfs)')
+    try:
+        yield lambda option: subprocess.run(['mount', '-o', f'remount,{option}', str(path)], check=True)
+    finally:
+        subprocess.run(['umount', '-l', str(path)], check=True)

@@ -1,9 +1,6 @@
 """The table of faults.toml, row by row: no fault loses what was saved, and each says what to do."""
 
-import contextlib
-import os
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -222,23 +219,10 @@ def test_every_other_row_names_a_test():
             assert f'def {name}(' in (Path(__file__).parents[1] / path).read_text() and row['outcome'], row
 
 
-@contextlib.contextmanager
-def disk(path, size='64m'):
-    """A small file system of its own; `set_(option)` changes it."""
-    path.mkdir()
-    command = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(path)]
-    if os.getuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip('needs the right to mount a small file system (mount -t tmpfs)')
-    try:
-        yield lambda option: subprocess.run(['mount', '-o', f'remount,{option}', str(path)], check=True)
-    finally:
-        subprocess.run(['umount', '-l', str(path)], check=True)
-
-
 @pytest.mark.parametrize('begun', [False, True], ids=['new', 'killed'])
 def test_a_disk_that_is_full_at_any_moment(begun, tmp_path, killed, straight, command):
     """So many bytes fit, and no more: the first file is refused, or a later one, or one of a checkpoint."""
-    with disk(tmp_path / 'disk') as set_:
+    with small.disk(tmp_path / 'disk') as set_:
         ended = set()
         for number, free in enumerate([0, 4, 8, 16, 28, 48, 80, 160]):
             workdir = tmp_path / 'disk' / str(number)
@@ -261,7 +245,7 @@ def test_a_disk_that_is_full_at_any_moment(begun, tmp_path, killed, straight, co
 
 
 def test_a_run_on_a_disk_that_became_read_only(tmp_path, killed, straight, command):
-    with disk(tmp_path / 'disk') as set_:
+    with small.disk(tmp_path / 'disk') as set_:
         workdir = tmp_path / 'disk' / 'run'
         shutil.copytree(killed, workdir)
         before = small.snapshot(workdir)

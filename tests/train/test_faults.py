@@ -1,7 +1,5 @@
 """What goes wrong around a run: non-finite numbers, a second process, a full disk, signals. Nothing is lost."""
 
-import contextlib
-import os
 import signal
 import subprocess
 import time
@@ -88,19 +86,6 @@ def test_skipped_steps_are_saved_with_the_parameters_before_them(tmp_path, quick
 # The directory
 
 
-@contextlib.contextmanager
-def disk(path, size='1m'):
-    """A small file system of its own."""
-    path.mkdir()
-    command = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(path)]
-    if os.getuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip('needs the right to mount a small file system')
-    try:
-        yield path
-    finally:
-        subprocess.run(['umount', '-l', str(path)], check=True)
-
-
 def test_a_directory_that_cannot_be_made_is_the_users_mistake(tmp_path, quick, monkeypatch, capsys):
     (tmp_path / 'file').write_text('mine')
     for workdir in (tmp_path / 'file' / 'run', tmp_path / 'file', '/proc/run', tmp_path / ('x' * 300)):
@@ -110,7 +95,8 @@ def test_a_directory_that_cannot_be_made_is_the_users_mistake(tmp_path, quick, m
 
 
 def test_a_read_only_directory_is_the_users_mistake(tmp_path, quick, monkeypatch, capsys):
-    with disk(tmp_path / 'disk') as path:
+    path = tmp_path / 'disk'
+    with small.disk(path, '1m'):
         subprocess.run(['mount', '-o', 'remount,ro', str(path)], check=True)
         status, said = run_main(quick(), path / 'run', monkeypatch, capsys)
         assert status == 2 and len(said) == 1 and 'Read-only file system' in said[0]
@@ -120,7 +106,8 @@ def test_a_full_disk_fails_in_one_line_and_the_run_goes_on_once_there_is_space(
     tmp_path, quick, quick_straight, monkeypatch, capsys
 ):
     cfg = quick({'train.checkpoint_every': 1, 'train.keep_checkpoints': 100})
-    with disk(tmp_path / 'disk', '1m') as path:
+    path = tmp_path / 'disk'
+    with small.disk(path, '1m'):
         status, said = run_main(cfg, path / 'run', monkeypatch, capsys)
         # Orbax's threads may report what the first failure led to in the place of "No space left on device".
         assert status == 1 and len(said) == 1 and 'could not be written' in said[0] and 'free space' in said[0]
