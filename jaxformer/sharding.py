@@ -4,6 +4,7 @@ The model knows nothing of this. A parameter whose path is not in the table, or 
 twice, is an error.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.config import Config, MeshConfig
@@ -214,15 +216,47 @@ BATCH = {
 """Name of a batch's array → its letters."""
 
 
-def put_batch(batch: dict[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts this process's rows of a batch onto the mesh: rows along data and fsdp, positions along seq."""
-    processes = jax.process_count()
+def rows_here(batch_size: int, mesh: Mesh) -> np.ndarray:
+    """int [b], ascending: the rows of a global batch that devices of this process hold; `mesh` divides the batch."""
+    held = _rows(mesh).addressable_devices_indices_map((batch_size,))
+    return np.unique(np.concatenate([np.arange(batch_size)[index] for index in held.values()]))
+
+
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """Puts a batch onto the mesh: rows along data and fsdp, positions along seq.
+
+    Args:
+      batch: of this process's rows only, in the order of `rows_here`.
+    """
+    blocks = math.prod(mesh.shape[axis] for axis in MESH_AXES['B'])
+    blocks_here = len(rows_here(blocks, mesh))
     placed = {}
     for name, rows in batch.items():
-        shape = (rows.shape[0] * processes, *rows.shape[1:])
+        shape = (rows.shape[0] // blocks_here * blocks, *rows.shape[1:])
         sharding = NamedSharding(mesh, spec(BATCH[name][: rows.ndim], mesh, shape, f'batch {name}'))
-        placed[name] = jax.make_array_from_process_local_data(sharding, rows, shape)
+        if blocks_here == blocks and sharding.is_fully_addressable:
+            placed[name] = jax.device_put(rows, sharding)
+        else:
+            numbers = rows_here(shape[0], mesh)
+            part = functools.partial(_part, rows, numbers, np.arange(shape[0]))
+            placed[name] = jax.make_array_from_callback(shape, sharding, part)
     return placed
+
+
+def _part(rows: np.ndarray, numbers: np.ndarray, all_numbers: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
+    """What `index` into the global array is, of which `rows` has the rows of these `numbers`."""
+    return rows[(np.searchsorted(numbers, all_numbers[index[0]]), *index[1:])]
+
+
+def _rows(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(MESH_AXES['B']))
+
+
+def everywhere(array: jax.Array, mesh: Mesh) -> np.ndarray:
+    """The whole of an array on the host of every process."""
+    if array.is_fully_addressable:
+        return jax.device_get(array)
+    return jax.device_get(jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
 
 
 def refuse_undivided(cfg: Config, mesh: Mesh) -> None:

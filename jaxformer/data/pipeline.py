@@ -3,9 +3,10 @@
 A batch is what `splits.PairSplit`, `TextSplit` or `LabelledSplit` says, in the shape of one of `data.buckets`. A row
 that only fills up a batch is all PAD with example_id −1.
 
-Training batch n is a pure function of (data, buckets, batch size, seed, n), formed globally: process p of P takes rows
-[p·B/P, (p+1)·B/P), so that the state is n whatever the process count. The sequence of shapes does not depend on the
-seed, so that runs of different seeds meet the same shapes at the same steps and can run together.
+Training batch n is a pure function of (data, buckets, batch size, seed, n), formed globally: each process takes the
+rows of it that its devices hold (`sharding.rows_here`), so that the state is n whatever the process count. The sequence
+of shapes does not depend on the seed, so that runs of different seeds meet the same shapes at the same steps and can
+run together.
 """
 
 import functools
@@ -29,16 +30,17 @@ Buckets = tuple[Bucket, ...]
 _EXAMPLE_ORDER, _SHAPE_ORDER = 0, 1  # what a permutation is for: the first word of its key
 
 
-def train_iterator(
-    cfg: Config, corpus: Corpus, process_index: int = 0, process_count: int = 1
-) -> 'grain.DatasetIterator[Batch]':
-    """The endless training batches of a process, prepared ahead by threads.
+def train_iterator(cfg: Config, corpus: Corpus, rows: np.ndarray | None = None) -> 'grain.DatasetIterator[Batch]':
+    """The endless training batches, prepared ahead by threads.
 
     `get_state()` is {'next_index': number of batches taken}; `set_state` goes on from any such state, of any process
     count.
 
+    Args:
+      rows: int [b], those of each global batch that this process takes; all without it.
+
     Raises:
-      UserError: `train.batch_size` cannot be divided among the processes, or no example fits the buckets.
+      UserError: no example fits the buckets.
     """
     import grain
 
@@ -48,8 +50,7 @@ def train_iterator(
         cfg.train.batch_size,
         seed=cfg.seed,
         shuffle=cfg.data.shuffle,
-        process_index=process_index,
-        process_count=process_count,
+        rows=rows,
     )
     dataset = grain.MapDataset.range(sys.maxsize).map(batches.__getitem__)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)))
@@ -71,12 +72,11 @@ class TrainBatches:
         *,
         seed: int,
         shuffle: bool,
-        process_index: int = 0,
-        process_count: int = 1,
+        rows: np.ndarray | None = None,
     ):
         self._split = split
         self._buckets = buckets
-        self._rows = process_rows('train.batch_size', batch_size, process_index, process_count)
+        self._rows = slice(None) if rows is None else rows
         assigned = assign_buckets(split, buckets)
         self.num_examples = int(np.sum(assigned >= 0))
         self.skipped = len(assigned) - self.num_examples
@@ -99,9 +99,9 @@ class TrainBatches:
 class EvalBatches:
     """Every example of `split` once, bucket after bucket, in the order of the file; see `eval_batches`."""
 
-    def __init__(self, split: Split, buckets: Buckets, batch_size: int, process_index: int = 0, process_count: int = 1):
+    def __init__(self, split: Split, buckets: Buckets, batch_size: int, rows: np.ndarray | None = None):
         self._split = split
-        self._rows = process_rows('eval.batch_size', batch_size, process_index, process_count)
+        self._rows = slice(None) if rows is None else rows
         assigned = assign_buckets(split, buckets)
         self.skipped = int(np.sum(assigned < 0))
         self.num_examples = len(assigned) - self.skipped
@@ -119,18 +119,13 @@ class EvalBatches:
             yield self._split.batch(rows_B[self._rows], shape)
 
 
-def eval_batches(
-    split: Split, buckets: Buckets, batch_size: int, process_index: int = 0, process_count: int = 1
-) -> EvalBatches:
+def eval_batches(split: Split, buckets: Buckets, batch_size: int, rows: np.ndarray | None = None) -> EvalBatches:
     """Batches in which every example of `split` that fits `buckets` comes once; iterable any number of times.
 
     The last batch of each bucket is filled up with padding rows, so that the shapes are those of the buckets.
-    `.skipped` examples are too long.
-
-    Raises:
-      UserError: `batch_size` cannot be divided among the processes.
+    `.skipped` examples are too long. `rows` (int [b]): those of each batch that this process takes; all without it.
     """
-    return EvalBatches(split, buckets, batch_size, process_index, process_count)
+    return EvalBatches(split, buckets, batch_size, rows)
 
 
 def padding_share(split: PairSplit, buckets: Buckets) -> float:
@@ -185,14 +180,6 @@ def plan_epoch(
     return [batches[i] for i in place] + [
         (num_buckets - 1, rows_B) for rows_B in _rows_of_batches(left_over, batch_size)
     ]
-
-
-def process_rows(field: str, batch_size: int, process_index: int, process_count: int) -> slice:
-    """The rows of a global batch that a process takes. Raises UserError naming `field` where they do not divide."""
-    if batch_size % process_count:
-        raise UserError(f'{field}={batch_size}: choose a multiple of the {process_count} processes')
-    size = batch_size // process_count
-    return slice(process_index * size, (process_index + 1) * size)
 
 
 def _rows_of_batches(examples: np.ndarray, batch_size: int) -> np.ndarray:

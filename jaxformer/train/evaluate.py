@@ -36,7 +36,8 @@ class Evaluator:
         Raises:
           UserError: it has no example, or none that fits the buckets: every number about it would be an invention.
         """
-        batches = eval_batches(split, self._cfg.data.buckets, self._rows, jax.process_index(), jax.process_count())
+        here = sharding.rows_here(self._rows, self._mesh)
+        batches = eval_batches(split, self._cfg.data.buckets, self._rows, here)
         too_few.refuse(self._cfg.data, split.name, batches.num_examples + batches.skipped)
         if not batches.num_examples:
             buckets = self._cfg.data.buckets
