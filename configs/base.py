@@ -53,7 +53,8 @@ def get_config() -> ConfigDict:
     model.attention = ConfigDict()
     model.attention.score = 'scaled_dot'  # scaled_dot q.k/sqrt(d_k) | dot q.k | additive v.tanh(q+k)
     # How it is computed; the numbers stay, but for their rounding. plain: all scores at once | blockwise: `block`
-    # queries and keys at a time (FlashAttention), in memory that does not grow with the square of the length
+    # queries and keys at a time (FlashAttention), in memory that does not grow with the square of the length | library:
+    # cuDNN on a GPU, splash on a TPU | pallas: a kernel of our own for those. What cannot gives way, with a warning
     model.attention.kernel = 'plain'
     model.attention.block = 512
     model.attention.bias = 'none'  # none (AIAYN) | qkv | all: biases of the projections

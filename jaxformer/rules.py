@@ -33,7 +33,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'model.gelu': ('tanh', 'exact'),
     'model.remat': ('none', 'block', 'dots'),
     'model.attention.score': ('scaled_dot', 'dot', 'additive'),
-    'model.attention.kernel': ('plain', 'blockwise'),
+    'model.attention.kernel': ('plain', 'blockwise', 'library', 'pallas'),
     'model.attention.pattern': ('full', 'local', 'global_local', 'window2d'),
     'model.attention.bias': ('none', 'qkv', 'all'),
     'model.sinusoidal.layout': ('interleaved', 'halves'),

@@ -10,7 +10,7 @@ import pytest
 from jaxformer import config, optim, rules
 from jaxformer.data import corpus, sources, vocab
 from jaxformer.errors import UserError
-from jaxformer.model import attention, encoders, family, layers, mixers, positions, transformer
+from jaxformer.model import encoders, family, layers, mixers, positions, transformer, view
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 NAMED = sorted(path.stem for path in CONFIGS.glob('[!_]*.py'))
@@ -314,8 +314,8 @@ def test_choices_are_the_tables_of_the_code():
         'model.decoder_mixer': mixers.MIXERS,
         'model.position': positions.POSITIONS,
         'model.feed_forward': {**layers.ACTIVATIONS, 'none': None},
-        'model.attention.score': attention.SCORES,
-        'model.attention.pattern': attention.PATTERNS,
+        'model.attention.score': view.SCORES,
+        'model.attention.pattern': view.PATTERNS,
         'model.embedding.scale': family.EMBEDDING_SCALES,
         'model.head.pooling': encoders.POOLINGS,
         'optim.name': optim.DIRECTIONS,

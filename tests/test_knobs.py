@@ -244,7 +244,7 @@ REVALUING = {
 REPROGRAMMING = {  # the numbers stay, see tests/model
     'model.remat': ('block', 'dots'),
     'model.scan_unroll': (2,),
-    'model.attention.kernel': ('blockwise',),
+    'model.attention.kernel': ('blockwise', 'library', 'pallas'),
     'model.attention.block': (3,),
 }
 

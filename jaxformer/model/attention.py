@@ -1,48 +1,19 @@
 """Mixers that weigh values: attention to the stack itself or to a memory, a static matrix, and Linformer's slots."""
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import AttentionConfig, ModelConfig
-from jaxformer.model import blockwise, ops, ring
+from jaxformer.config import ModelConfig
+from jaxformer.model import kernels, ops
 from jaxformer.model.context import Context, Draw
-from jaxformer.model.masks import Sight, rows
+from jaxformer.model.masks import Sight
 from jaxformer.model.positions import POSITIONS, refuse_longer
+from jaxformer.model.view import SCORES, View
 
 Array = jax.Array
 Maps = dict[str, Array]
 Cache = dict[str, Array]
-
-
-def _full(cfg: AttentionConfig, query_BT: Array, key_BS: Array, layer: Array) -> Array:
-    return jnp.ones((1, 1, 1, 1), bool)
-
-
-def _local(cfg: AttentionConfig, query_BT: Array, key_BS: Array, layer: Array) -> Array:
-    return ops.local_mask(query_BT, key_BS, cfg.window)
-
-
-def _global_local(cfg: AttentionConfig, query_BT: Array, key_BS: Array, layer: Array) -> Array:
-    return ops.global_local_mask(query_BT, key_BS, cfg.window, cfg.global_positions)
-
-
-def _window2d(cfg: AttentionConfig, query_BT: Array, key_BS: Array, layer: Array) -> Array:
-    return ops.window2d_mask(query_BT, key_BS, cfg.window, cfg.grid_width, jnp.where(layer % 2 == 0, 0, cfg.shift))
-
-
-PATTERNS: dict[str, Callable[[AttentionConfig, Array, Array, Array], Array]] = {
-    'full': _full,
-    'local': _local,
-    'global_local': _global_local,
-    'window2d': _window2d,
-}
-"""model.attention.pattern → mask [B, 1, T, S] of the keys that a layer's self-attention may look at."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -109,7 +80,7 @@ class MultiHeadAttention(nn.Module):
         return y_BTD
 
     def look(
-        self, q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, view: 'View', context: Context
+        self, q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, view: View, context: Context
     ) -> tuple[Array, Array | None]:
         """(y_BTD, weights_BHTS where the kernel has them) of queries that look at keys."""
         cfg = self.cfg
@@ -119,70 +90,9 @@ class MultiHeadAttention(nn.Module):
             if view.own:
                 scores_BHTS = scores_BHTS + context.bias
             return self.weigh(scores_BHTS, v_BSGE, view.mask(cfg, q_BTHK.shape[1], k_BSGK.shape[1]), view.dropout)
-        drop = None if view.dropout.key_2 is None else _drop_block
-        look = blockwise.Look(
-            functools.partial(_score_block, cfg), functools.partial(_mask_block, cfg), drop, cfg.attention.block
-        )
-        arrays = q_BTHK, k_BSGK, v_BSGE, {'score': score_HK, 'table': context.table}, view
-        if ring.divides(context.mesh, q_BTHK.shape[1], k_BSGK.shape[1]):
-            return self.projected(ring.attention(look, context.mesh, *arrays)), None
-        return self.projected(blockwise.attention(look, *arrays)), None
-
-
-class View(flax.struct.PyTreeNode):
-    """What decides, beside scores, which keys count, and how much.
-
-    own: whether a stack looks at itself; then patterns and the biases of positions apply, by position_BT and key_BS of
-      the queries and the keys, and by the layer. causal: whether positions know one direction only.
-    """
-
-    sight: Sight
-    dropout: Draw
-    layer: Array | int = 0
-    position_BT: Array | None = None
-    key_BS: Array | None = None
-    own: bool = flax.struct.field(pytree_node=False, default=False)
-    causal: bool = flax.struct.field(pytree_node=False, default=False)
-
-    def positions(self, query_T: Array | int, key_S: Array | int) -> tuple[Array, Array]:
-        """Of the queries and keys of these numbers, or of the first so many."""
-        assert self.position_BT is not None and self.key_BS is not None
-        return rows(self.position_BT, query_T), rows(self.key_BS, key_S)
-
-    def mask(self, cfg: ModelConfig, query_T: Array | int, key_S: Array | int) -> Array:
-        """Boolean, broadcastable to [B, H, T, S]."""
-        mask = self.sight.mask(query_T, key_S)
-        if not self.own:
-            return mask
-        layer = jnp.asarray(self.layer)
-        return mask & PATTERNS[cfg.attention.pattern](cfg.attention, *self.positions(query_T, key_S), layer)
-
-
-def _score_block(
-    cfg: ModelConfig, q: Array, k: Array, query_T: Array, key_S: Array, learned: dict[str, Array], view: View
-) -> Array:
-    scores_BHTS = SCORES[cfg.attention.score](cfg, q, k, learned['score'])
-    if not view.own:
-        return scores_BHTS
-    bias = POSITIONS[cfg.position].bias
-    bias_BHTS = bias(cfg, learned['table'], *view.positions(query_T, key_S), view.causal)
-    return scores_BHTS if bias_BHTS is None else scores_BHTS + bias_BHTS
-
-
-def _mask_block(cfg: ModelConfig, query_T: Array, key_S: Array, view: View) -> Array:
-    return view.mask(cfg, query_T, key_S)
-
-
-def _drop_block(p_BHTS: Array, origin: tuple[Array | int, ...], whole: tuple[int, ...], view: View) -> Array:
-    return view.dropout(p_BHTS, origin, whole)
-
-
-SCORES: dict[str, Callable[[ModelConfig, Array, Array, Any], Array]] = {
-    'scaled_dot': lambda cfg, q, k, score: ops.dot_scores(q, k, cfg.d_k**-0.5),
-    'dot': lambda cfg, q, k, score: ops.dot_scores(q, k, 1.0),
-    'additive': lambda cfg, q, k, score: ops.additive_scores(q, k, score),
-}
-"""model.attention.score → (config, q_BTHK, k_BSGK, the parameter of additive scores) → [B, H, T, S]."""
+        learned = {'score': score_HK, 'table': context.table}
+        y_BTHE = kernels.attention(context.kernel, cfg, context.mesh, q_BTHK, k_BSGK, v_BSGE, learned, view)
+        return self.projected(y_BTHE), None
 
 
 class CrossAttention(MultiHeadAttention):

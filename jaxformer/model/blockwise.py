@@ -89,7 +89,11 @@ def _forward(look: Look, q: Array, k: Array, v: Array, learned: Tree, given: Tre
     return y_BTHE, (q, k, v, learned, given, y_BTHE, total_BHT)
 
 
-def _backward(look: Look, kept: Tree, dy_BTHE: Array) -> tuple[Tree, ...]:
+def backward(look: Look, kept: Tree, dy_BTHE: Array) -> tuple[Tree, ...]:
+    """Gradients of (q, k, v, learned, given), the last None, by those of y.
+
+    kept: (q, k, v, learned, given, y_BTHE, log Σ exp score [B, H, T]) of the forward pass.
+    """
     q, k, v, learned, given, y_BTHE, total_BHT = kept
     (B, T, H, _), S = q.shape, k.shape[1]
     zeros = no_gradients(q, k, v, learned)
@@ -97,7 +101,7 @@ def _backward(look: Look, kept: Tree, dy_BTHE: Array) -> tuple[Tree, ...]:
     return *as_primal(found, (q, k, v, learned)), None
 
 
-attention.defvjp(_forward, _backward)
+attention.defvjp(_forward, backward)
 
 
 def seen(

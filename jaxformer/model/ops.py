@@ -5,7 +5,7 @@ to hide it. Dimensions are the letters of `jaxformer/config.py`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,29 +23,25 @@ def causal_mask(T: Array | int, S: Array | int, offset: Array | int = 0) -> Arra
     return (key_S[None, :] <= query_T[:, None] + offset)[None, None]
 
 
-def padding_mask(tokens_BS: Array, pad: int) -> Array:
-    """[B, 1, 1, S]: keys that are not padding."""
-    return (tokens_BS != pad)[:, None, None, :]
-
-
-def local_mask(query_BT: Array, key_BS: Array, window: int) -> Array:
-    """[B, 1, T, S]: keys at most `window` positions away from the query (Beltagy et al. 2020, 3.1).
+def local_mask(query: Array, key: Array, window: int) -> Array:
+    """Keys at most `window` positions away from the query (Beltagy et al. 2020, 3.1).
 
     Args:
-      query_BT, key_BS: positions; a leading axis of 1 where all rows share them.
+      query, key: positions, int32, in shapes that broadcast to that of the mask, as [B, T, 1] and [B, 1, S].
     """
-    return (jnp.abs(query_BT[:, :, None] - key_BS[:, None, :]) <= window)[:, None]
+    return jnp.abs(query - key) <= window
 
 
-def global_local_mask(query_BT: Array, key_BS: Array, window: int, global_positions: tuple[int, ...]) -> Array:
-    """[B, 1, T, S]: the local mask, and all of the rows and columns of some positions (Beltagy et al. 2020, 3.1)."""
-    among = jnp.asarray(global_positions)
-    global_BT, global_BS = jnp.isin(query_BT, among), jnp.isin(key_BS, among)
-    return local_mask(query_BT, key_BS, window) | (global_BT[:, :, None] | global_BS[:, None, :])[:, None]
+def global_local_mask(query: Array, key: Array, window: int, global_positions: tuple[int, ...]) -> Array:
+    """The local mask, and all of the rows and columns of some positions (Beltagy et al. 2020, 3.1)."""
+    mask = local_mask(query, key, window)
+    for position in global_positions:
+        mask = mask | (query == position) | (key == position)
+    return mask
 
 
-def window2d_mask(query_BT: Array, key_BS: Array, window: int, grid_width: int, shift: Array | int) -> Array:
-    """[B, 1, T, S]: keys in the same square of `window` × `window` as the query (Liu et al. 2021, 3.2).
+def window2d_mask(query: Array, key: Array, window: int, grid_width: int, shift: Array | int) -> Array:
+    """Keys in the same square of `window` × `window` as the query (Liu et al. 2021, 3.2); positions as in `local_mask`.
 
     Position p lies at row p // grid_width and column p % grid_width. The squares begin `shift` rows and columns into
     the grid, and what is left over at its edges are smaller ones: the windows that Swin's cyclic shift leaves after its
@@ -53,11 +49,12 @@ def window2d_mask(query_BT: Array, key_BS: Array, window: int, grid_width: int, 
     """
 
     def square(position: Array) -> tuple[Array, Array]:
-        return (position // grid_width - shift) // window, (position % grid_width - shift) // window
+        # Nothing is below zero, so that the plainest division will do; a kernel has no other.
+        row, column = jax.lax.div(position, grid_width), jax.lax.rem(position, grid_width)
+        return jax.lax.div(row - shift + window, window), jax.lax.div(column - shift + window, window)
 
-    (row_BT, column_BT), (row_BS, column_BS) = square(query_BT), square(key_BS)
-    same_row = row_BT[:, :, None] == row_BS[:, None, :]
-    return (same_row & (column_BT[:, :, None] == column_BS[:, None, :]))[:, None]
+    (query_row, query_column), (key_row, key_column) = square(query), square(key)
+    return (query_row == key_row) & (query_column == key_column)
 
 
 def masked_softmax(scores: Array, mask: Array, dtype: DTypeLike) -> Array:
@@ -229,7 +226,10 @@ def fold(key_2: Array, *numbers: Array | int) -> Array:
 
 
 def random_bits(
-    key_2: Array, shape: tuple[int, ...], origin: tuple[Array | int, ...] = (), whole: tuple[int, ...] = ()
+    key_2: Array | Sequence[Array],
+    shape: tuple[int, ...],
+    origin: tuple[Array | int, ...] = (),
+    whole: tuple[int, ...] = (),
 ) -> Array:
     """uint32 of the shape, each a hash of (key, position in the whole array). At most 2³² elements.
 
@@ -251,7 +251,7 @@ def random_bits(
 def dropout(
     x: Array,
     rate: float | Array,
-    key_2: Array,
+    key_2: Array | Sequence[Array],
     origin: tuple[Array | int, ...] = (),
     whole: tuple[int, ...] = (),
 ) -> Array:

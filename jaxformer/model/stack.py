@@ -82,7 +82,7 @@ class Stack(nn.Module):
 
     def _biased(self, context: Context, table: Array | None) -> Context:
         """The context with what its kernel wants of the biases: the table, or all of them."""
-        if context.kernel == 'blockwise':
+        if context.kernel != 'plain':
             return context.replace(table=table)
         bias = POSITIONS[self.cfg.position].bias
         found = bias(self.cfg, table, context.position_BT, context.key_BS, self.causal)

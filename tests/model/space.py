@@ -98,6 +98,8 @@ def valid_changes(number):
     if model['precision.softmax'] == 'float32' and (family == 'seq2seq' or 'attention' in used):
         model['attention.kernel'] = choice('attention.kernel')
         model['attention.block'] = rng.choice((2, 3, 512))
+        if model['attention.kernel'] == 'library':
+            model['d_v'] = model['d_k']  # it takes no other, and gives way
     if model['remat'] == 'block':
         model['remat'] = rng.choice(('block', 'dots'))
 

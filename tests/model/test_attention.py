@@ -21,22 +21,23 @@ def f64(params):
 # Patterns
 
 QUERY, KEY = np.array([[3, 4, 5], [0, 1, 9]]), np.arange(10)[None]
+AT = jnp.asarray(QUERY)[:, :, None], jnp.asarray(KEY)[:, None, :]
 
 
 @pytest.mark.parametrize('window', [1, 2, 4, 20])
 def test_local_shows_the_keys_within_the_window(window):
-    mask = np.asarray(ops.local_mask(jnp.asarray(QUERY), jnp.asarray(KEY), window))
-    assert mask.shape == (2, 1, 3, 10)
+    mask = np.asarray(ops.local_mask(*AT, window))
+    assert mask.shape == (2, 3, 10)
     for b, t, s in np.ndindex(2, 3, 10):
-        assert mask[b, 0, t, s] == (abs(QUERY[b, t] - s) <= window)
+        assert mask[b, t, s] == (abs(QUERY[b, t] - s) <= window)
 
 
 @pytest.mark.parametrize('globals_', [(0,), (2, 7), (9, 4, 100)])
 def test_global_local_shows_the_rows_and_columns_of_some_positions_besides(globals_):
-    mask = np.asarray(ops.global_local_mask(jnp.asarray(QUERY), jnp.asarray(KEY), 1, globals_))
+    mask = np.asarray(ops.global_local_mask(*AT, 1, globals_))
     for b, t, s in np.ndindex(2, 3, 10):
         seen = abs(QUERY[b, t] - s) <= 1 or QUERY[b, t] in globals_ or s in globals_
-        assert mask[b, 0, t, s] == seen
+        assert mask[b, t, s] == seen
 
 
 def windows_of_swin(height, width, window, shift):
@@ -68,11 +69,10 @@ def windows_of_swin(height, width, window, shift):
 @pytest.mark.parametrize(('height', 'width'), [(4, 4), (6, 6), (5, 7), (7, 3), (3, 8), (2, 5), (1, 6)])
 @pytest.mark.parametrize('window', [1, 2, 3, 4])
 def test_window2d_is_the_shifted_window_of_swin_on_any_grid(height, width, window):
-    position = jnp.arange(height * width)[None]
+    position = jnp.arange(height * width)
     for shift in range(window):
-        mask = ops.window2d_mask(position, position, window, width, shift)
-        assert mask.shape == (1, 1, height * width, height * width)
-        np.testing.assert_array_equal(mask[0, 0], windows_of_swin(height, width, window, shift), str(shift))
+        mask = ops.window2d_mask(position[:, None], position, window, width, shift)
+        np.testing.assert_array_equal(mask, windows_of_swin(height, width, window, shift), str(shift))
 
 
 def test_window2d_shifts_in_every_other_layer(make_mixer):
@@ -99,12 +99,12 @@ def test_patterns_direction_and_padding_combine_by_and(make_mixer, pattern, mixe
     run, params = make_mixer(
         mixer, causal, attention__pattern=pattern, **{f'attention__{name}': value for name, value in settings.items()}
     )
-    at = jnp.arange(T)[None]
+    at = jnp.arange(T)[:, None], jnp.arange(T)
     alone = {
         'full': np.ones((T, T), bool),
-        'local': ops.local_mask(at, at, 2)[0, 0],
-        'global_local': ops.global_local_mask(at, at, 2, (1,))[0, 0],
-        'window2d': ops.window2d_mask(at, at, 2, 2, 1)[0, 0],
+        'local': ops.local_mask(*at, 2),
+        'global_local': ops.global_local_mask(*at, 2, (1,)),
+        'window2d': ops.window2d_mask(*at, 2, 2, 1),
     }[pattern]
     seen = np.asarray(alone) & VALID[:, None, :]
     if causal:

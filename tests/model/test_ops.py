@@ -49,10 +49,6 @@ def test_causal_mask_shows_the_keys_up_to_the_query(offset):
     np.testing.assert_array_equal(jax.jit(lambda o: ops.causal_mask(3, 7, o))(offset), mask)
 
 
-def test_padding_mask_hides_padding_from_every_query():
-    np.testing.assert_array_equal(ops.padding_mask(jnp.array([[5, 0, 3]]), 0), [[[[True, False, True]]]])
-
-
 def test_masked_softmax_is_softmax_among_what_is_allowed():
     scores = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
     mask = np.random.default_rng(1).random((3, 8)) < 0.6
