@@ -12,7 +12,7 @@ object store a rename is a copy; there a kill in the middle of it can leave a st
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from logging import ERROR, LogRecord
 from typing import Any
 
@@ -20,10 +20,9 @@ import jax
 import numpy as np
 from absl import logging
 from etils import epath
-from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from jaxformer import files
+from jaxformer import files, processes
 from jaxformer.errors import RunError, UserError
 
 MANIFEST = 'manifest.json'
@@ -64,19 +63,19 @@ def save(directory: epath.PathLike, step: int, state: Any, data_state: dict, con
         partial.rename(path)
 
     try:
-        if _on_first_process(prepare):
+        if processes.on_first(prepare):
             return path
         _write(partial, {'state': state, 'data': data_state, 'config': config})
-        _on_first_process(finish)
+        processes.on_first(finish)
     except OSError as error:
-        if jax.process_index() == 0:
+        if processes.index() == 0:
             with contextlib.suppress(OSError):
                 _clear_leftovers(directory)
         raise RunError(
             f'{path}: the checkpoint could not be written ({_one_line(error)}); free space or choose another workdir. '
             'Earlier checkpoints are untouched'
         ) from error
-    if jax.process_index() == 0:
+    if processes.index() == 0:
         _prune(directory, step, keep)
     return path
 
@@ -150,16 +149,21 @@ def newest_whole(directory: epath.PathLike) -> int | None:
 def restore(directory: epath.PathLike, step: int, abstract_state: Any) -> tuple[Any, dict]:
     """The state and the data position of a step, bit-equal to what was saved, on whatever mesh the caller names.
 
-    `abstract_state` has the structure of the state, with `jax.ShapeDtypeStruct`s (whose sharding says where an array
-    goes) or arrays as leaves.
+    Call it on every process. `abstract_state` has the structure of the state, with `jax.ShapeDtypeStruct`s (whose
+    sharding says where an array goes) or arrays as leaves.
 
     Raises:
       UserError: no such step, or its parameters differ from `abstract_state` in name, shape or dtype.
       RunError: the checkpoint is damaged.
     """
-    path = _whole(directory, step)
+    path = epath.Path(directory) / str(step)
     wanted = jax.tree.map(_abstract, abstract_state)
-    _raise_on_mismatch(path, _named(wanted), metadata(directory, step))
+
+    def look() -> None:
+        _whole(directory, step)
+        _raise_on_mismatch(path, _named(wanted), metadata(directory, step))
+
+    processes.on_first(look)  # which reads every file
     loaded = _load(path, {'state': wanted, 'data': None})
     return loaded['state'], loaded['data']
 
@@ -247,24 +251,6 @@ def _prune(directory: epath.Path, saved: int, keep: int) -> None:
                 logging.warning('%s: an old checkpoint that could not be removed: %s', path, _one_line(error))
 
 
-def _on_first_process(action: Callable[[], Any]) -> bool:
-    """Runs `action` on process 0; every process waits for it, gets the truth of its result, and fails if it fails."""
-    error: Exception | None = None
-    result = False
-    if jax.process_index() == 0:
-        try:
-            result = bool(action())
-        except Exception as caught:  # noqa: BLE001 - raised again below, once the other processes know of it
-            error = caught
-    if jax.process_count() > 1:
-        result, failed = map(bool, multihost_utils.broadcast_one_to_all(np.array([result, error is not None])))
-        if failed and error is None:
-            raise RunError('process 0 could not write the checkpoint; its log says why')
-    if error is not None:
-        raise error
-    return result
-
-
 @contextlib.contextmanager
 def _context(*, partial: bool = False) -> Iterator[None]:
     """Orbax's settings: data position and configuration as JSON files, which any editor opens; `partial` trees."""
@@ -289,6 +275,8 @@ def _write(path: epath.Path, checkpointables: dict[str, Any]) -> None:
         with _context():
             ocp.save_checkpointables(path.resolve(), checkpointables)
     except (ValueError, RuntimeError) as error:  # the storage layer's form of "No space left on device"
+        if processes.is_loss(error):
+            raise
         raise OSError(_one_line(error)) from error
     finally:
         logger.removeFilter(_not_an_error_of_orbax)

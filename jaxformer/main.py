@@ -38,11 +38,15 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
 def train(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
     """Trains --config in --workdir, or goes on with what is there; the same command after any interruption."""
     _none_left(positional)
-    cfg = _config(values, changes)
+    cfg, workdir = _config(values, changes), _needed(values, 'workdir')
+    from jaxformer import processes
     from jaxformer.train import loop
 
-    metrics = loop.train(cfg, _needed(values, 'workdir'))
-    _print_metrics(metrics, values.json)
+    with processes.joined(values.coordinator, values.processes, values.process):
+        processes.agree(cfg)
+        metrics = loop.train(cfg, workdir)
+    if processes.index() == 0:
+        _print_metrics(metrics, values.json)
     return 0
 
 
@@ -229,6 +233,14 @@ STRING, INTEGER, BOOLEAN = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFI
 FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # what it means, or means by command
     'config': (STRING, None, 'a configuration file, e.g. configs/g2p.py; --config.a.b=value changes a field of it'),
     'workdir': (STRING, None, 'the directory of the run (or of the grid)'),
+    'coordinator': (
+        STRING,
+        '',
+        'HOST:PORT of process 0, where several processes train one run; auto: as a Slurm step, a TPU pod or Open MPI '
+        'says; none: this process alone; without it: auto in a Slurm step of several tasks',
+    ),
+    'processes': (INTEGER, 0, 'with --coordinator=HOST:PORT: how many there are'),
+    'process': (INTEGER, -1, 'with --coordinator=HOST:PORT: the number of this one, from 0'),
     'step': (INTEGER, None, 'a checkpoint by its step; the newest whole one without it'),
     'steps': (INTEGER, 20, 'steps of the straight run, in the place of train.num_steps'),
     'split': (STRING, None, 'train, dev or test; what eval.split says without it'),
@@ -269,7 +281,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     'json': (BOOLEAN, False, 'print JSON'),
 }
 COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
-    'train': (train, ('config', 'workdir', 'json')),
+    'train': (train, ('config', 'workdir', 'coordinator', 'processes', 'process', 'json')),
     'params': (params, ('config', 'json')),
     'eval': (evaluate, ('workdir', 'step', 'split', 'json')),
     'decode': (decode, ('workdir', 'step', 'input', 'output')),
@@ -287,7 +299,14 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    status = _command(list(sys.argv[1:] if argv is None else argv))
+    processes = sys.modules.get('jaxformer.processes')
+    if status and processes and processes.number() > 1:
+        processes.leave(status)
+    return status
+
+
+def _command(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ('help', '--help', '-h'):
         print(USAGE, end='')
         return 0 if arguments else 2

@@ -245,7 +245,7 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
 def _part(rows: np.ndarray, numbers: np.ndarray, all_numbers: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
     """What `index` into the global array is, of which `rows` has the rows of these `numbers`."""
-    return rows[(np.searchsorted(numbers, all_numbers[index[0]]), *index[1:])]
+    return rows[np.searchsorted(numbers, all_numbers[index[0]])][(slice(None), *index[1:])]
 
 
 def _rows(mesh: Mesh) -> NamedSharding:

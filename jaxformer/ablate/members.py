@@ -14,8 +14,8 @@ from jaxformer.claims import Claim
 from jaxformer.config import Config
 from jaxformer.data.splits import Batch
 from jaxformer.errors import RunError
-from jaxformer.train import directory
-from jaxformer.train.member import Member, Pending, finish
+from jaxformer.train import directory, record
+from jaxformer.train.member import Member, Pending
 from jaxformer.train.signals import Preempted, Stop, stop_signals
 from jaxformer.train.state import TrainState
 from jaxformer.train.writer import Progress
@@ -80,7 +80,8 @@ class Members:
         program = self.shared.program
         for number, claim in self.claimed.items():
             with self._of(number):
-                run = Member(self.configs[number], self.paths[number], program, claim, self.begun, len(self.claimed))
+                of_run = record.Record(self.configs[number], self.paths[number], claim)
+                run = Member(self.configs[number], self.paths[number], program, of_run, self.begun, len(self.claimed))
                 states[number] = run.restored()
                 self.held[number].enter_context(run.writing())
                 self.alive[number] = run
@@ -174,7 +175,9 @@ class Members:
         run = self.alive.pop(number, None)
         if claim := self.claimed.get(number):
             try:
-                finish(self.configs[number], self.paths[number], claim, run, error)
+                record.Record(self.configs[number], self.paths[number], claim).ended(
+                    run.step if run else 0, error, run.metrics if run else None
+                )
             except RunError as broken:
                 error = error or broken
         self.outcomes[number] = error or (run and run.metrics)

@@ -18,16 +18,19 @@ After a number that is not finite, by train.nan_policy: `stop` ends the run; `sk
 batch; `restore` goes back to the newest checkpoint and from there on past the batches that led there (`Member.back`).
 """
 
+import contextlib
+import io
 import time
 
 from etils import epath
 
-from jaxformer import sharding
+from jaxformer import processes, sharding
+from jaxformer.claims import Claim
 from jaxformer.config import Config
-from jaxformer.train import directory
-from jaxformer.train.member import Member, NotFinite, Pending, finish
+from jaxformer.train import directory, record
+from jaxformer.train.member import Member, NotFinite, Pending
 from jaxformer.train.program import Program
-from jaxformer.train.signals import Preempted, Stop, stop_signals
+from jaxformer.train.signals import AskedAnywhere, Preempted, Stop, stop_signals
 from jaxformer.train.state import TrainState
 from jaxformer.train.writer import Progress
 
@@ -47,26 +50,31 @@ def train(cfg: Config, workdir: epath.PathLike, program: Program | None = None) 
     """
     begun = time.time()
     workdir = epath.Path(workdir).expanduser()
-    metrics = directory.finished(cfg, workdir)
+    metrics = processes.on_first(lambda: directory.finished(cfg, workdir))
     if metrics is not None:
         return metrics
-    with directory.claimed(cfg, workdir) as claim, stop_signals() as stop:
+    with contextlib.ExitStack() as held, stop_signals() as stop:
+        claims = [Claim(None)]
+        processes.on_first(lambda: claims.append(held.enter_context(directory.claimed(cfg, workdir))))
+        written = record.of_this_process(cfg, workdir, claims[-1])
         run = None
-        try:
-            run = Member(cfg, workdir, program or Program(cfg), claim, begun)
-            _to_the_end(run, stop)
-            finish(cfg, workdir, claim, run)
-            return run.metrics
-        except BaseException as error:
-            error = stop.meant(error)
-            finish(cfg, workdir, claim, run, error)
-            raise error
+        at = lambda: run.step if run else 0  # noqa: E731
+        with processes.last_words(lambda error: written.ended(at(), error)):
+            try:
+                run = Member(cfg, workdir, program or Program(cfg), written, begun)
+                _to_the_end(run, stop)
+                written.ended(at(), metrics=run.metrics)
+                return run.metrics
+            except BaseException as error:
+                error = processes.explained(stop.meant(error))
+                written.ended(at(), error)
+                raise error
 
 
 def _to_the_end(run: Member, stop: Stop) -> None:
     """Every update that is left, those that are made in the place of undone ones included."""
     state, num_steps = run.restored(), run.cfg.train.num_steps
-    with run.writing(), Progress(num_steps, run.program.counted) as progress:
+    with run.writing(), _progress(run) as progress:
         stop.polled = True
         run.make_up_for_evaluation(state)
         if run.step < num_steps:
@@ -88,14 +96,16 @@ def _updates(run: Member, state: TrainState, stop: Stop, progress: Progress) -> 
       NotFinite: by `Member.look_at`.
     """
     program, num_steps = run.program, run.cfg.train.num_steps
+    asked = AskedAnywhere(stop, program.mesh)
     pending: Pending | None = None
     for step in range(run.step + 1, num_steps + 1):
         batch = next(run.batches)
-        state, metrics = program.update(state, sharding.put_batch(batch, program.mesh), run.values)
+        placed = sharding.put_batch(batch, program.mesh)
+        state, metrics = program.update(state, placed, run.values)
         if pending:
             progress.update(pending.step, run.look_at(pending), run.speed)
-        pending = Pending(step, metrics, batch['example_id'])
-        stopped, due = stop.asked, run.due(step)
+        pending = Pending(step, metrics, run.example_ids(batch, placed))
+        stopped, due = asked.now(), run.due(step)
         if stopped or due.anything:
             # Nothing is saved or judged before its numbers were looked at.
             progress.update(pending.step, run.look_at(pending), run.speed)
@@ -103,6 +113,12 @@ def _updates(run: Member, state: TrainState, stop: Stop, progress: Progress) -> 
         if stopped or due.save:
             run.save(state)
         if stopped:
-            raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there')
+            raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there', True)
         if due.evaluate:
             run.evaluate(state.params, due.decode)
+
+
+def _progress(run: Member) -> Progress:
+    """The line of progress, which one process shows."""
+    stream = None if processes.index() == 0 else io.StringIO()
+    return Progress(run.cfg.train.num_steps, run.program.counted, stream=stream)

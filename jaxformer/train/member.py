@@ -14,18 +14,17 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxformer import checkpoint, config, files, hyperparameters, runtime
-from jaxformer.claims import Claim
+from jaxformer import checkpoint, config, files, hyperparameters, processes, sharding
 from jaxformer.config import Config
 from jaxformer.data import pipeline
-from jaxformer.data.splits import PairSplit
+from jaxformer.data.splits import Batch, PairSplit
 from jaxformer.decode.error_rates import rate_names
 from jaxformer.errors import RunError, UserError
-from jaxformer.train import directory, per_example, start
+from jaxformer.train import directory, start
 from jaxformer.train import state as states
 from jaxformer.train.program import Program
-from jaxformer.train.signals import Preempted
-from jaxformer.train.writer import METRICS, MetricWriter, read_metrics, write_environment, write_status
+from jaxformer.train.record import Record
+from jaxformer.train.writer import METRICS, read_metrics
 
 SPIKE_WINDOW, SPIKE_LEAST = 100, 10
 """A loss is compared with the median of so many before it, once there are so many."""
@@ -64,17 +63,19 @@ class Due:
 class Member:
     """One run; `step` is the last one that is finished and whose numbers were looked at.
 
-    claim: of this process on the directory. begun: when it set to work (seconds since 1970), data and compiling
-      included. together: how many runs share the process's time, this one included.
+    record: what is written into the directory goes through it. begun: when it set to work (seconds since 1970), data
+      and compiling included. together: how many runs share the process's time, this one included.
     """
 
     def __init__(
-        self, cfg: Config, workdir: epath.Path, program: Program, claim: Claim, begun: float, together: int = 1
+        self, cfg: Config, workdir: epath.Path, program: Program, record: Record, begun: float, together: int = 1
     ) -> None:
-        self.cfg, self.workdir, self.program, self.claim = cfg, workdir, program, claim
+        self.cfg, self.workdir, self.program, self.record = cfg, workdir, program, record
         self.begun, self.together = begun, together
         self.values = hyperparameters.of(cfg)
-        self.batches = pipeline.train_iterator(cfg, program.corpus, jax.process_index(), jax.process_count())
+        self.batches = pipeline.train_iterator(
+            cfg, program.corpus, sharding.rows_here(cfg.train.batch_size, program.mesh)
+        )
         self.step = 0
         self.speed = 0.0  # tokens per second
         self.metrics: dict[str, float] = {}  # of the last evaluation
@@ -88,11 +89,8 @@ class Member:
 
     def restored(self) -> states.TrainState:
         """The state to go on from; from here on the directory belongs to this config."""
-        cfg, program, workdir = self.cfg, self.program, self.workdir
         state = self._newest()
-        directory.mark(cfg, workdir, program.vocab)
-        write_environment(workdir, program.mesh.shape, runtime.determinism(), self.begun, self.together)
-        write_status(workdir, 'running', self.step, cfg.train.num_steps)
+        self.record.begin(self.step, self.program, self.begun, self.together)
         return state
 
     def _newest(self) -> states.TrainState:
@@ -101,7 +99,7 @@ class Member:
         checkpoints = workdir / files.CHECKPOINTS
         self.step = self._passed = 0
         self._losses.clear()
-        step = checkpoint.newest_whole(checkpoints)
+        step = processes.on_first(lambda: checkpoint.newest_whole(checkpoints))
         if step is None:
             state = program.initialise(cfg.seed)
             if cfg.train.start_from:
@@ -142,7 +140,7 @@ class Member:
                 f'{failed.found}; {failures} failures in a row without a new checkpoint (config.train.nan_limit); set '
                 'config.optim.clip_norm or a lower config.optim.learning_rate in another --workdir'
             )
-        self.claim.check()
+        self.record.claim.check()
         state = self._newest()
         self.batches.set_state({'next_index': end})
         passed, self._passed = end - self.step - self._passed, end - self.step
@@ -152,23 +150,27 @@ class Member:
         )  # fmt: skip
         self._returns.append({'step': failed.step, 'back_to': self.step, 'loss': str(failed.loss)})
         self._returned = True
-        self._writer.close()
-        self._writer: MetricWriter = MetricWriter(
-            self.workdir, self.step
-        )  # what was written beyond the step counts no more
-        write_status(self.workdir, 'running', self.step, self.cfg.train.num_steps)
+        self.record.close()
+        self.record.open(self.step)
+        self.record.status('running', self.step)
         self._tokens, self._since = 0.0, time.perf_counter()
         return state
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Holds the files of metrics open; the clock of the speed begins."""
-        self._writer = MetricWriter(self.workdir, self.step)
+        self.record.open(self.step)
         self._since = time.perf_counter()
         try:
             yield
         finally:
-            self._writer.close()
+            self.record.close()
+
+    def example_ids(self, batch: Batch, placed: dict[str, jax.Array]) -> np.ndarray:
+        """[B] of a whole step where they are logged, else those of this process's rows."""
+        if self.cfg.train.log_example_ids:
+            return sharding.everywhere(placed['example_id'], self.program.mesh)
+        return batch['example_id']
 
     def due(self, step: int) -> Due:
         """After a step; the last step has everything. Only sequences have references to decode for."""
@@ -183,16 +185,20 @@ class Member:
     def make_up_for_evaluation(self, state: states.TrainState) -> None:
         """The evaluation that a kill took from the step gone on from."""
         due = self.due(self.step)
-        lines = read_metrics(self.workdir / METRICS)
-        written = {name for line in lines if line['step'] == self.step for name in line}
         last = rate_names(self.cfg.data.name)[-1] if due.decode else 'loss'
-        there = f'{self.program.split.name}/{last}' in written
+
+        def is_there() -> bool:
+            lines = read_metrics(self.workdir / METRICS)
+            written = {name for line in lines if line['step'] == self.step for name in line}
+            return f'{self.program.split.name}/{last}' in written
+
+        there = processes.on_first(is_there)
         if self.step == self.cfg.train.num_steps or (self.step and due.evaluate and not there):
             self.evaluate(state.params, due.decode)
 
     def save(self, state: states.TrainState) -> None:
         """A checkpoint of the step that was looked at last."""
-        self.claim.check()
+        self.record.claim.check()
         losses = {'losses': list(self._losses)} if self._losses else {}
         checkpoint.save(
             self.workdir / files.CHECKPOINTS,
@@ -203,7 +209,7 @@ class Member:
             self.cfg.train.keep_checkpoints,
         )
         self._returns.clear()
-        write_status(self.workdir, 'running', self.step, self.cfg.train.num_steps)
+        self.record.status('running', self.step)
 
     def evaluate(self, params: Any, decode: bool) -> None:
         """Losses of the whole split, error rates too where `decode`; after the last step those of every example."""
@@ -215,12 +221,11 @@ class Member:
             decoded = program.decoder.examples(params, split)
             metrics |= program.decoder.totals(decoded)
             examples |= decoded
-        self.claim.check()
         self.metrics = {f'{split.name}/{name}': value for name, value in metrics.items()}
-        self._writer.write(self.step, self.metrics, compilations=program.compilations())
+        self.record.write(self.step, self.metrics, compilations=program.compilations())
         if self.step == self.cfg.train.num_steps:
-            per_example.write(self.workdir, split.name, examples)
-        write_status(self.workdir, 'running', self.step, self.cfg.train.num_steps, metrics=self.metrics)
+            self.record.examples(split.name, examples)
+        self.record.status('running', self.step, metrics=self.metrics)
         self._since += time.perf_counter() - paused  # evaluation is not counted against the training's speed
 
     def look_at(self, pending: Pending) -> float:
@@ -240,10 +245,9 @@ class Member:
             logged = ('loss', 'grad_norm', 'learning_rate', 'skipped', 'loss_scale')
             line = {f'train/{name}': values[name] for name in logged if name in values}
             line |= {f'train/{counted}': values['tokens'], f'train/{counted}_per_second': self.speed}
-            self.claim.check()
             ids = {'example_ids': pending.example_ids.tolist()} if train.log_example_ids else {}
             back = {'restored': self._returns} if self._returned else {}
-            self._writer.write(step, line | spike, **ids, **back)
+            self.record.write(step, line | spike, **ids, **back)
             self._tokens, self._since, self._returned = 0.0, time.perf_counter(), False
         if not values['finite']:
             found = f'step {step}: loss {values["loss"]:g}, gradient norm {values["grad_norm"]:g}'
@@ -279,28 +283,6 @@ class Member:
             '%s: step %d: loss %.4g, %.3g times the usual %.4g', self.workdir, step, loss, loss / usual, usual
         )
         return {'train/spike': loss / usual}
-
-
-def finish(
-    cfg: Config, workdir: epath.Path, claim: Claim, run: Member | None, error: BaseException | None = None
-) -> None:
-    """Says in status.json how a run ended: done, or by which exception.
-
-    A user's mistake leaves no trace, and a directory that was lost is another process's.
-
-    Raises:
-      RunError: the run is done, and that could not be written.
-    """
-    if error is None:
-        assert run is not None and run.step == cfg.train.num_steps
-        claim.check()
-        write_status(workdir, 'done', run.step, cfg.train.num_steps, metrics=run.metrics)
-    elif not isinstance(error, UserError):
-        ended = 'preempted' if isinstance(error, (Preempted, KeyboardInterrupt)) else 'failed'
-        reason = str(error) if isinstance(error, RunError) else f'{type(error).__name__}: {error}'
-        with contextlib.suppress(RunError):  # a full disk, or a directory that was lost, must not hide what happened
-            claim.check()
-            write_status(workdir, ended, run.step if run else 0, cfg.train.num_steps, reason)
 
 
 def _every(every: int, step: int) -> bool:

@@ -6,7 +6,7 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxformer import checkpoint, config, files, sharding
+from jaxformer import checkpoint, config, files, processes, sharding
 from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.open import find_step, read_config
@@ -48,7 +48,8 @@ def params_from(cfg: Config, vocab: Vocabulary, fresh: Any, workdir: epath.Path)
     field = f'config.train.start_from={cfg.train.start_from}'
     note = workdir / START
     try:
-        step = find_step(origin, files.read_json(note)['step'] if note.exists() else None)
+        named = lambda: find_step(origin, files.read_json(note)['step'] if note.exists() else None)  # noqa: E731
+        step = processes.on_first(named)
         symbols = files.read_json(origin / VOCAB)
         other = read_config(origin)
     except OSError as error:
@@ -87,5 +88,5 @@ def params_from(cfg: Config, vocab: Vocabulary, fresh: Any, workdir: epath.Path)
         logging.warning('%s has no %s: fresh values', field, ', '.join(missing))
     if fields := [name for name in config.diff(other, cfg) if name.startswith('model.') and not name.startswith(_FREE)]:
         logging.warning('%s: trained with another %s', field, ', '.join(fields))
-    files.write_json(note, {'run': str(origin), 'step': step})
+    processes.on_first(lambda: files.write_json(note, {'run': str(origin), 'step': step}))
     return params
