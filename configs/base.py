@@ -148,6 +148,20 @@ def get_config() -> ConfigDict:
     config.eval.decode_every = 0  # steps between error rates by greedy decoding; 0 = only at the end
     config.eval.batch_size = 256  # sequences; also of decoding
     config.eval.max_decode_length = 64  # symbols, end of sequence included
+    config.eval.search = 'greedy'  # greedy | sample | beam; of seq2seq and lm
+    config.eval.forced_prefix = ''  # text that every output begins with; no part of its length or score
+    # beam: beams, whose hypotheses are ranked by log-probability / divisor ** length_penalty; 0.6 as AIAYN 6.1
+    config.eval.beam_size = 4
+    config.eval.length_penalty = 0.6
+    config.eval.length_divisor = 'gnmt'  # gnmt (5+L)/6, as AIAYN | length L; L symbols, end of sequence included
+    config.eval.num_best = 1  # beam: hypotheses of each line that `jaxformer decode` writes
+    # sample: penalty on symbols that were there, temperature, top-k, top-p and min-p, in this order
+    config.eval.sample_seed = 0  # of the draws
+    config.eval.repetition_penalty = 1.0  # logits of such symbols: divided by it if positive, else multiplied; 1 = none
+    config.eval.temperature = 1.0  # logits are divided by it
+    config.eval.top_k = 0  # the so many most probable symbols; 0 = all
+    config.eval.top_p = 1.0  # the most probable symbols that have this probability together; 1 = all
+    config.eval.min_p = 0.0  # symbols with at least this share of the greatest probability; 0 = all
 
     config.data = data = ConfigDict()
     # pairs: cmudict (letters to phonemes) | copy | reverse | sort (synthetic) | parallel (two files, line by line) |

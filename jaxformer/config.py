@@ -203,6 +203,18 @@ class EvalConfig:
     decode_every: int
     batch_size: int
     max_decode_length: int
+    search: str
+    forced_prefix: str
+    beam_size: int
+    length_penalty: float
+    length_divisor: str
+    num_best: int
+    sample_seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
 
 
 @dataclasses.dataclass(frozen=True)

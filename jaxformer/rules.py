@@ -55,6 +55,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'optim.schedule': ('noam', 'constant', 'linear', 'cosine'),
     'train.nan_policy': ('stop', 'skip', 'restore'),
     'eval.split': ('train', 'dev', 'test'),
+    'eval.search': ('greedy', 'sample', 'beam'),
+    'eval.length_divisor': ('gnmt', 'length'),
     'data.tokenizer': ('native', 'characters', 'bytes', 'bpe', 'file'),
     'data.packing': ('stream', 'documents'),
     'data.labels': ('package', 'syntax'),
@@ -116,7 +118,7 @@ def validate(cfg: Config) -> None:
         value = get(cfg, path)
         if any(not 0 <= number < 2**31 for number in _flat(value)):
             raise refused(path, value, f'of integers from 0 to {2**31 - 1}')
-    for rule in (_model, _ids, _mixers, _attention, _positions, _data, _lengths, _train, _mesh):
+    for rule in (_model, _ids, _mixers, _attention, _positions, _data, _lengths, _search, _train, _mesh):
         for path, allowed in rule(cfg):
             raise refused(path, get(cfg, path), allowed)
 
@@ -322,6 +324,13 @@ def _lengths(cfg: Config) -> Iterable[Problem]:
             )
 
 
+def _search(cfg: Config) -> Iterable[Problem]:
+    if cfg.eval.num_best > 1 and cfg.eval.search != 'beam':
+        yield 'eval.num_best', f'1 with eval.search={cfg.eval.search}, which finds one; beam finds several'
+    elif cfg.eval.num_best > cfg.eval.beam_size:
+        yield 'eval.num_best', f'at most eval.beam_size={cfg.eval.beam_size}'
+
+
 def _train(cfg: Config) -> Iterable[Problem]:
     if cfg.train.batch_size % cfg.train.accumulation:
         yield 'train.accumulation', f'a divisor of train.batch_size={cfg.train.batch_size}'
@@ -393,6 +402,15 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('eval.decode_every', 0, math.inf),
     ('eval.batch_size', 1, math.inf),
     ('eval.max_decode_length', 1, math.inf),
+    ('eval.beam_size', 1, 10_000),
+    ('eval.length_penalty', -5, 5),  # beyond it divisors of long outputs are no numbers in float32
+    ('eval.num_best', 1, math.inf),
+    ('eval.sample_seed', 0, 2**31 - 1),
+    ('eval.repetition_penalty', 1e-3, 1e3),
+    ('eval.temperature', 1e-3, 1e3),  # what it goes to at 0 is search=greedy
+    ('eval.top_k', 0, math.inf),
+    ('eval.top_p', 1e-6, 1),
+    ('eval.min_p', 0, 1),
     ('data.tokenizer_size', 300, 10**7),  # bytes and special ids take the first ones
     ('data.num_examples', 10, 10**7),
     ('data.min_length', 1, math.inf),

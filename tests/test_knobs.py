@@ -19,6 +19,8 @@ import jaxformer
 from jaxformer import config, hyperparameters, objectives, optim, rules, sharding
 from jaxformer.ablate import together
 from jaxformer.data import corpus
+from jaxformer.data.vocab import Vocabulary
+from jaxformer.decode.predict import Decoder
 from jaxformer.model import ops, transformer
 from jaxformer.train.loop import train
 from jaxformer.train.step import loss_fn
@@ -137,6 +139,12 @@ def run(family, directory):
     return train(resolved(changes | OF_FAMILIES[family]), directory / family)
 
 
+def trace_search(cfg):
+    symbols = Vocabulary.of([str(i) for i in range(9)])
+    decoder = Decoder(cfg, transformer.build(cfg.model, V), symbols, sharding.make_mesh(cfg.mesh))
+    decoder.search.lower(transformer.abstract_params(cfg.model, V), jnp.zeros((2, 5), jnp.int32), jnp.arange(2))
+
+
 def test_every_field_is_read(reads, tmp_path):
     """By a run of each family, a model of each design, or a data set of each kind."""
     for family in rules.KIND_OF_FAMILY:
@@ -145,6 +153,8 @@ def test_every_field_is_read(reads, tmp_path):
     for changes in DESIGNS:
         cfg = resolved(changes)
         jax.eval_shape(loss_of(cfg), transformer.abstract_params(cfg.model, V, Y))
+    for search in config.CHOICES['eval.search']:
+        trace_search(resolved({'eval.search': search}))
     for changes in SOURCES:
         corpus.prepared_directory(resolved(changes).data)
     cfg = resolved({'data.name': 'copy', 'data.dir': str(tmp_path / 'data'), 'cohort.mode': 'map', 'cohort.size': 2})
@@ -430,6 +440,8 @@ def test_no_field_and_no_choice_is_left_out_of_these_tables():
 ELSEWHERE = {
     'train.nan_policy': 'train/test_faults.py::test_skipping_changes_no_parameter_and_ends_at_its_limit',
     'eval.split': 'test_knobs.py::test_every_field_is_read',
+    'eval.search': 'decode/test_search.py::test_each_search_writes_something_else',
+    'eval.length_divisor': 'decode/test_beam.py::test_stopping_early_loses_nothing',
     'data.tokenizer': 'data/test_vocab.py::test_json_holds_all_that_reading_a_text_needs',
     'data.packing': 'data/test_splits.py::test_segments_mark_the_documents',
     'data.labels': 'data/test_stdlib.py::test_another_longest_bucket_and_another_label_are_prepared_anew',

@@ -142,6 +142,11 @@ REFUSED = [  # (changes, field, part of the reason)
     (LEARNED, 'model.max_length', 'at least 64 (the longest of data.buckets and eval.max_decode_length) with learned'),
     (MLM | LEARNED | {'data.buckets': ((31,),)}, 'model.max_length', 'at least 31'),
     (MLM | {'model.mixer': 'linformer', 'model.max_length': 11}, 'model.max_length', 'a static or linformer mixer'),
+    # Searches
+    ({'eval.num_best': 3}, 'eval.num_best', '1 with eval.search=greedy'),
+    ({'eval.search': 'beam', 'eval.num_best': 5}, 'eval.num_best', 'at most eval.beam_size=4'),
+    ({'eval.search': 'sampling'}, 'eval.search', "did you mean 'sample'?"),
+    ({'eval.temperature': 0}, 'eval.temperature', 'from 0.001 to 1000'),
     # Training and mesh
     ({'train.accumulation': 3}, 'train.accumulation', 'a divisor of train.batch_size=256'),
     ({'mesh.fsdp': -1}, 'mesh', 'more than one axis is -1'),
@@ -176,7 +181,7 @@ def test_every_rule_is_broken_by_some_case_above():
         rules._attention,
         rules._positions,
     ]
-    functions += [rules._data, rules._lengths, rules._train, rules._mesh]
+    functions += [rules._data, rules._lengths, rules._search, rules._train, rules._mesh]
     wanted = set()
     for function in functions:
         lines, first = inspect.getsourcelines(function)

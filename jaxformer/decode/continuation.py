@@ -12,41 +12,44 @@ from jaxformer import sharding
 from jaxformer.config import Config
 from jaxformer.data.sources import source_symbols
 from jaxformer.data.vocab import Vocabulary
-from jaxformer.decode.greedy import greedy, start_symbols
+from jaxformer.decode.found import Found, as_line, blank
+from jaxformer.decode.greedy import start_symbols
+from jaxformer.decode.search import Search
 from jaxformer.errors import UserError
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
 
 
 class Continuation:
-    """Greedy continuation of prompts with given parameters."""
+    """Continuation of prompts with given parameters, by the search of config.eval."""
 
     def __init__(self, cfg: Config, model: Family, vocab: Vocabulary, mesh: Mesh) -> None:
         self._cfg, self._model, self._vocab, self._mesh = cfg, model, vocab, mesh
         self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
+        self._find = Search(cfg.eval, vocab)
         self.search = CountedJit(self._search)
 
-    def _search(self, params: Any, prompt_BT: jax.Array) -> jax.Array:
-        """[B, eval.max_decode_length] tokens that follow the prompts, which all have the length T."""
+    def _search(self, params: Any, prompt_BT: jax.Array, example_B: jax.Array) -> Found:
+        """Found of [B, n], what follows the prompts, which all have the length T; example_B as of `sampling.sample`."""
         B, T = prompt_BT.shape
         apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
         extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
-        length = self._cfg.eval.max_decode_length
         input_BT = jnp.concatenate([start_symbols(B, self._cfg.model)[:, None], prompt_BT], axis=1)
-        _, cache = extend(input_BT[:, :-1], apply('start_cache', B, T + length))
-        return greedy(extend, cache, input_BT[:, -1], length, len(self._vocab), self._vocab.ids)[0]
+        _, cache = extend(input_BT[:, :-1], apply('start_cache', B, T + self._cfg.eval.max_decode_length))
+        return self._find(extend, cache, input_BT, example_B)
 
     def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
         r"""(what follows each line, number of unknown symbols in it), in order; a blank line gives an empty one.
 
-        A backslash stands before an n for the end of a line in the continuation, so that each stays one line.
+        With eval.num_best > 1 an output is as many lines as hypotheses were found, as `found.as_line` writes them. A
+        backslash stands before an n for the end of a line in the continuation, so that each stays one line.
 
         Raises:
           UserError: a line and eval.max_decode_length are longer than a table by position reaches.
         """
-        name, vocab, longest = self._cfg.data.name, self._vocab, self._cfg.eval.max_decode_length
+        name, vocab = self._cfg.data.name, self._vocab
         encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
-        outputs = [''] * len(lines)
+        outputs = [blank(number, self._cfg.eval.num_best) for number in range(len(lines))]
         by_length: dict[int, list[int]] = {}
         for index, tokens in enumerate(encoded):
             if tokens:
@@ -57,10 +60,15 @@ class Continuation:
                 rows = indices[first : first + self._rows]
                 prompt_BT = np.zeros((self._rows, length), np.int32)
                 prompt_BT[: len(rows)] = [encoded[index] for index in rows]
-                placed = sharding.put_batch({'tokens': prompt_BT}, self._mesh)['tokens']
-                for index, row in zip(rows, jax.device_get(self.search(params, placed)), strict=False):
-                    outputs[index] = vocab.join(vocab.decode(row[:longest])).replace('\n', '\\n')
+                example_B = np.array([*rows, *[-1] * (self._rows - len(rows))], np.int32)
+                placed = sharding.put_batch({'tokens': prompt_BT, 'example_id': example_B}, self._mesh)
+                found = jax.device_get(self.search(params, placed['tokens'], placed['example_id']))
+                for row, index in enumerate(rows):
+                    outputs[index] = as_line(found, row, index, self._text)
         return zip(outputs, (tokens.count(vocab.ids.unk) for tokens in encoded), strict=True)
+
+    def _text(self, tokens_T: np.ndarray) -> str:
+        return self._vocab.join(self._vocab.decode(tokens_T.tolist())).replace('\n', '\\n')
 
     def _refuse_longer(self, index: int, length: int) -> None:
         model, further = self._cfg.model, self._cfg.eval.max_decode_length

@@ -1,4 +1,4 @@
-"""Greedy search as a pure function of a step function and its cache."""
+"""Searches that go on with one symbol at a time, as pure functions of a step function and its cache."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,11 @@ import numpy as np
 
 from jaxformer.config import ModelConfig
 from jaxformer.data.ids import Ids
+from jaxformer.decode.found import Found
 
 Array = jax.Array
 Extend = Callable[[Array, Any], tuple[Array, Any]]
+Choose = Callable[[Array, Array, Array], Array]
 
 
 def outputs(V: int, num_symbols: int, special: Ids) -> np.ndarray:
@@ -31,42 +33,75 @@ def start_symbols(B: int, cfg: ModelConfig) -> Array:
     return jnp.full((B,), cfg.ids.start, jnp.int32)
 
 
+def forced_symbols(forced_BP: Array | None, B: int, T: int, pad: int) -> Array:
+    """[B, T] int32: the symbol that is forced at each position, `pad` where none is."""
+    if forced_BP is None:
+        return jnp.full((B, T), pad, jnp.int32)
+    return jnp.pad(forced_BP, ((0, 0), (0, T - forced_BP.shape[1])), constant_values=pad)
+
+
 def greedy(
-    extend: Extend, cache: Any, first_B: Array, max_length: int, num_symbols: int, special: Ids
-) -> tuple[Array, Array]:
-    """Takes the most probable symbol at each position until every row has ended.
+    extend: Extend,
+    cache: Any,
+    first_B: Array,
+    max_length: int,
+    num_symbols: int,
+    special: Ids,
+    forced_BP: Array | None = None,
+) -> Found:
+    """Takes the most probable symbol at each position until every row has ended; arguments as of `one_by_one`."""
+    best = lambda logits_BV, tokens_BT, index: jnp.argmax(logits_BV, axis=-1)  # noqa: E731
+    return one_by_one(best, extend, cache, first_B, max_length, num_symbols, special, forced_BP)
+
+
+def one_by_one(
+    choose: Choose,
+    extend: Extend,
+    cache: Any,
+    first_B: Array,
+    max_length: int,
+    num_symbols: int,
+    special: Ids,
+    forced_BP: Array | None = None,
+) -> Found:
+    """Takes what `choose` says at each position until every row has ended.
 
     Args:
+      choose: (logits [B, V] float32, −inf where nothing may be put out, tokens [B, T] so far, position []) → [B].
       extend: (tokens [B, 1], cache) → (logits [B, 1, V], cache), as `Seq2Seq.extend`.
       cache: with room for max_length positions.
       first_B: int32, the input that the first symbol follows.
       max_length: T, symbols at most, EOS included. num_symbols: of the data, at most V. special: its special ids.
+      forced_BP: int32, P ≤ T symbols that each row begins with, then padding in rows that have fewer.
 
     Returns:
-      (tokens [B, T] int32: the symbols with their EOS, then padding; a row without EOS was cut at max_length,
-      log-probability [B] float32 of these symbols, EOS included).
+      Found of [B]; the score is the log-probability.
     """
+    B = first_B.shape[0]
+    forced_BT = forced_symbols(forced_BP, B, max_length, special.pad)
 
     def step(carry: tuple[Array, Array, Array, Array, Array, Any]) -> tuple[Array, Array, Array, Array, Array, Any]:
         index, token_B, done_B, tokens_BT, logprob_B, cache = carry
         logits, cache = extend(token_B[:, None], cache)
-        logprob_BV = jax.nn.log_softmax(logits[:, -1])
-        allowed_BV = jnp.where(outputs(logprob_BV.shape[-1], num_symbols, special), logprob_BV, -jnp.inf)
-        choice_B = jnp.argmax(allowed_BV, axis=-1).astype(jnp.int32)
-        gain_B = jnp.take_along_axis(logprob_BV, choice_B[:, None], axis=-1)[:, 0]
-        token_B = jnp.where(done_B, special.pad, choice_B)
+        logits_BV = logits[:, -1]
+        allowed_BV = jnp.where(outputs(logits_BV.shape[-1], num_symbols, special), logits_BV, -jnp.inf)
+        choice_B = choose(allowed_BV, tokens_BT, index).astype(jnp.int32)
+        gain_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), choice_B[:, None], axis=-1)[:, 0]
+        forced_B = forced_BT[:, index]
+        free_B = forced_B == special.pad
+        token_B = jnp.where(done_B, special.pad, jnp.where(free_B, choice_B, forced_B))
         tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, token_B[:, None], (0, index))
-        logprob_B = logprob_B + jnp.where(done_B, 0.0, gain_B)
+        logprob_B = logprob_B + jnp.where(done_B | ~free_B, 0.0, gain_B)
         return index + 1, token_B, done_B | (token_B == special.eos), tokens_BT, logprob_B, cache
 
     start = (
         jnp.int32(0),
         first_B,
-        jnp.zeros(first_B.shape, bool),
-        jnp.full((*first_B.shape, max_length), special.pad, jnp.int32),
-        jnp.zeros(first_B.shape, jnp.float32),
+        jnp.zeros((B,), bool),
+        jnp.full((B, max_length), special.pad, jnp.int32),
+        jnp.zeros((B,), jnp.float32),
         cache,
     )
     going = lambda carry: (carry[0] < max_length) & ~jnp.all(carry[2])  # noqa: E731
-    _, _, _, tokens_BT, logprob_B, _ = jax.lax.while_loop(going, step, start)
-    return tokens_BT, logprob_B
+    _, _, done_B, tokens_BT, logprob_B, _ = jax.lax.while_loop(going, step, start)
+    return Found(tokens_BT, logprob_B, logprob_B, ~done_B)

@@ -1,6 +1,7 @@
 """Opening the directory of a run: its configuration, symbols, model and parameters, without the data set."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -49,6 +50,26 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     _refuse_strangers(workdir, params, transformer.abstract_params(cfg.model, len(vocab), len(vocab.classes)))
     model = transformer.build(cfg.model, len(vocab), len(vocab.classes))
     return OpenRun(workdir, cfg, vocab, model, params, step)
+
+
+def changed(run: OpenRun, changes: Mapping[str, Any], command: str, groups: tuple[str, ...]) -> OpenRun:
+    """The run with other values of some fields.
+
+    Args:
+      changes: {'eval.search': 'beam'}. command: that they are made for. groups: of fields that may be, 'eval.'.
+
+    Raises:
+      UserError: a field of another group, no field, or what `config.resolve` refuses.
+    """
+    for field in changes:
+        if not field.startswith(groups):
+            names = ' and '.join(group.removesuffix('.') for group in groups)
+            raise UserError(f'--config.{field}: {command} changes only {names}; the model is that of the run')
+    if not changes:
+        return run
+    edited = config.load(run.workdir / CONFIG)
+    config.override(edited, changes)
+    return dataclasses.replace(run, cfg=config.resolve(edited))
 
 
 def _refuse_strangers(workdir: epath.Path, params: Any, expected: Any) -> None:

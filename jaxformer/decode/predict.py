@@ -6,7 +6,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from absl import logging
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import sharding
 from jaxformer.config import Config
@@ -15,32 +16,39 @@ from jaxformer.data.sources import source_symbols
 from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.error_rates import count_errors, rate_names, rates
-from jaxformer.decode.greedy import greedy, start_symbols
+from jaxformer.decode.found import Found, as_line, blank
+from jaxformer.decode.greedy import start_symbols
+from jaxformer.decode.search import Search
 from jaxformer.errors import UserError
 from jaxformer.runtime import CountedJit
 
 
 class Decoder:
-    """Greedy decoding of whole splits and of lines of text with given parameters."""
+    """Decoding of whole splits and of lines of text with given parameters, by the search of config.eval."""
 
     def __init__(self, cfg: Config, model: nn.Module, vocab: Vocabulary, mesh: Mesh) -> None:
         self._cfg, self._model, self._vocab, self._mesh = cfg, model, vocab, mesh
         self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
-        self.search = CountedJit(self._search)
+        self._find = Search(cfg.eval, vocab)
+        # On every process: each of them knows the whole batch.
+        self.search = CountedJit(self._search, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._here = sharding.rows_here(self._rows, mesh)
 
-    def _search(self, params: Any, source_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
-        length = self._cfg.eval.max_decode_length
+    def _search(self, params: Any, source_BS: jax.Array, example_B: jax.Array) -> Found:
         apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
-        cache = apply('start_cache', source_BS, length)
+        cache = apply('start_cache', source_BS, self._cfg.eval.max_decode_length)
         extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
-        first_B, vocab = start_symbols(source_BS.shape[0], self._cfg.model), self._vocab
-        return greedy(extend, cache, first_B, length, len(vocab), vocab.ids)
+        first_B = start_symbols(source_BS.shape[0], self._cfg.model)
+        return self._find(extend, cache, first_B[:, None], example_B)
 
-    def batch(self, params: Any, source_BS: np.ndarray) -> tuple[list[list[str]], np.ndarray]:
-        """(symbols, log-probability) of each row of a host batch."""
-        placed = sharding.put_batch({'source': source_BS}, self._mesh)['source']
-        tokens_BT, logprob_B = jax.device_get(self.search(params, placed))
-        return [self._vocab.decode(row) for row in tokens_BT], logprob_B
+    def batch(self, params: Any, source_BS: np.ndarray, example_B: np.ndarray) -> Found:
+        """Found of [B, n] for a host batch, which every process gives whole.
+
+        example_B: int32, a number of its own for each row.
+        """
+        batch = {'source': source_BS[self._here], 'example_id': example_B[self._here]}
+        placed = sharding.put_batch(batch, self._mesh)
+        return jax.device_get(self.search(params, placed['source'], placed['example_id']))
 
     def examples(self, params: Any, split: PairSplit) -> dict[str, np.ndarray]:
         """What is wrong about each example that fits the buckets, [n] each, in the order of the split.
@@ -51,10 +59,11 @@ class Decoder:
         """
         hypotheses = {}
         for batch in eval_batches(split, self._cfg.data.buckets, self._rows):
-            outputs, _ = self.batch(params, batch['source'])
-            for example, hypothesis in zip(batch['example_id'], outputs, strict=True):
+            found = self.batch(params, batch['source'], batch['example_id'].astype(np.int32))
+            for example, tokens_T in zip(batch['example_id'], found.tokens[:, 0], strict=True):
                 if example >= 0:
-                    hypotheses[int(example)] = self._vocab.split(self._vocab.join(hypothesis))
+                    text = self._vocab.join(self._vocab.decode(tokens_T.tolist()))
+                    hypotheses[int(example)] = self._vocab.split(text)
         ids = sorted(hypotheses)
         errors, symbols, wrong = count_errors([hypotheses[i] for i in ids], [split.references(i) for i in ids])
         return {'example_id': np.array(ids, np.int64), 'errors': errors, 'symbols': symbols, 'wrong': wrong}
@@ -70,23 +79,33 @@ class Decoder:
     def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
         """(output line, number of unknown source symbols) of each line, in order; a blank line gives an empty one.
 
-        Lines are sorted by length for the batches. One that is longer than the longest source bucket is decoded from
-        a batch of its own, padded to the next power of two.
+        With eval.num_best > 1 an output is as many lines as hypotheses were found, as `found.as_line` writes them.
+        Outputs that eval.max_decode_length cut off are counted in a warning. Lines are sorted by length for the
+        batches. One that is longer than the longest source bucket is decoded from a batch of its own, padded to the
+        next power of two.
 
         Raises:
           UserError: a line is longer than a table by position reaches.
         """
         name, vocab = self._cfg.data.name, self._vocab
         encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
-        outputs = [''] * len(lines)
+        outputs = [blank(number, self._cfg.eval.num_best) for number in range(len(lines))]
+        cut = 0
         for shape, rows in self._line_batches(encoded):
             source_BS = np.full((self._rows, shape), self._cfg.model.ids.pad, np.int32)
             for row, index in enumerate(rows):
                 source_BS[row, : len(encoded[index]) + 1] = [*encoded[index], vocab.ids.eos]
-            symbols, _ = self.batch(params, source_BS)
-            for index, output in zip(rows, symbols, strict=False):
-                outputs[index] = ' '.join(vocab.join(output).split('\n'))  # a line stays one
+            example_B = np.array([*rows, *[-1] * (self._rows - len(rows))], np.int32)
+            found = self.batch(params, source_BS, example_B)
+            for row, index in enumerate(rows):
+                outputs[index] = as_line(found, row, index, self._text)
+            cut += int(np.sum(found.truncated[: len(rows), 0]))
+        if cut:
+            logging.warning('%d of %d outputs are cut at eval.max_decode_length', cut, len(lines))
         return zip(outputs, (tokens.count(vocab.ids.unk) for tokens in encoded), strict=True)
+
+    def _text(self, tokens_T: np.ndarray) -> str:
+        return ' '.join(self._vocab.join(self._vocab.decode(tokens_T.tolist())).split('\n'))  # a line stays one
 
     def _line_batches(self, encoded: Sequence[Sequence[int]]) -> Iterable[tuple[int, list[int]]]:
         """(padded source length, indices of the lines) of each batch."""

@@ -35,9 +35,10 @@ PROBABILITY = float(jax.nn.log_softmax(5.0 * jax.nn.one_hot(0, V))[0])
 
 def test_after_the_end_there_is_padding_and_no_probability():
     extend = scripted([4, 5, EOS, 6, 6, 6, 6, 6], [EOS] + [7] * 7, [4] * 8)
-    tokens, logprob = jax.jit(lambda: greedy(extend, jnp.int32(0), starts(3), 8, V, OWN))()
+    tokens, logprob, _, truncated = jax.jit(lambda: greedy(extend, jnp.int32(0), starts(3), 8, V, OWN))()
     np.testing.assert_array_equal(tokens, [[4, 5, EOS] + [PAD] * 5, [EOS] + [PAD] * 7, [4] * 8])
     np.testing.assert_allclose(logprob, [3 * PROBABILITY, PROBABILITY, 8 * PROBABILITY], rtol=1e-6)
+    assert truncated.tolist() == [False, False, True]
 
 
 def test_padding_the_start_symbol_and_rows_beyond_the_vocabulary_are_never_put_out():
@@ -46,7 +47,7 @@ def test_padding_the_start_symbol_and_rows_beyond_the_vocabulary_are_never_put_o
     def extend(tokens, cache):
         return logits, cache
 
-    tokens, logprob = greedy(extend, jnp.int32(0), starts(1), 3, V - 2, OWN)
+    tokens, logprob, *_ = greedy(extend, jnp.int32(0), starts(1), 3, V - 2, OWN)
     np.testing.assert_array_equal(tokens, [[6, 6, 6]])
     np.testing.assert_allclose(logprob[0], 3 * jax.nn.log_softmax(logits)[0, 0, 6], rtol=1e-6)
 
@@ -55,7 +56,7 @@ def test_an_id_that_begins_and_ends_a_text_ends_it_and_rows_are_filled_with_no_i
     """As GPT-2's: one id for begin and end, none for padding."""
     special = Ids(pad=-1, bos=5, eos=5, unk=-1, mask=-1)
     extend = scripted([4, 0, 5, 6, 6], [1, 2, 3, 0, 1])
-    tokens, _ = greedy(extend, jnp.int32(0), starts(2), 5, V, special)
+    tokens, *_ = greedy(extend, jnp.int32(0), starts(2), 5, V, special)
     np.testing.assert_array_equal(tokens, [[4, 0, 5, -1, -1], [1, 2, 3, 0, 1]])
     np.testing.assert_array_equal(np.flatnonzero(~outputs(V, 8, Ids(pad=3, bos=6, eos=0))), [3, 6, 8])
 
@@ -65,7 +66,7 @@ def test_each_symbol_is_the_next_input_and_the_first_input_is_the_start_symbol()
         seen = jnp.concatenate([seen[:, 1:], tokens], axis=1)
         return 9.0 * jax.nn.one_hot(tokens + 3, V), seen
 
-    tokens, _ = greedy(extend, jnp.zeros((1, 2), jnp.int32), starts(1), 2, V, OWN)
+    tokens, *_ = greedy(extend, jnp.zeros((1, 2), jnp.int32), starts(1), 2, V, OWN)
     np.testing.assert_array_equal(tokens, [[BOS + 3, BOS + 6]])
 
 
@@ -79,6 +80,16 @@ def test_it_stops_when_every_row_has_ended():
     jax.block_until_ready(greedy(extend, jnp.int32(0), starts(2), 7, V, OWN))
     jax.effects_barrier()
     assert sorted(calls) == [0, 1]
+
+
+def test_what_is_forced_comes_first_and_adds_no_probability():
+    """Rows may be forced for different lengths; an end that the model wants before waits."""
+    extend = scripted([EOS, 4, EOS, 6, 6], [4, 5, EOS, 6, 6], [EOS] * 5)
+    forced = jnp.array([[7, 8, 7], [6, PAD, PAD], [PAD] * 3])
+    found = jax.jit(lambda: greedy(extend, jnp.int32(0), starts(3), 5, V, OWN, forced))()
+    np.testing.assert_array_equal(found.tokens, [[7, 8, 7, 6, 6], [6, 5, EOS, PAD, PAD], [EOS] + [PAD] * 4])
+    np.testing.assert_allclose(found.logprob, [2 * PROBABILITY, 2 * PROBABILITY, PROBABILITY], rtol=1e-6)
+    assert found.truncated.tolist() == [True, False, False]
 
 
 SOURCES = [[5, 6, EOS], [4, 5, 6, 7, 8, 4, 5, 6, EOS]]
@@ -117,10 +128,10 @@ def test_alone_in_a_batch_and_without_a_cache_the_same_symbols_come_out(position
         )
 
     padded = jnp.array([row + [PAD] * (9 - len(row)) for row in SOURCES])
-    together, logprob = search(params, padded)
+    together, logprob, *_ = search(params, padded)
     assert len(np.unique(together)) > 3  # the seed is chosen so: one symbol for ever would hide any mistake
     for row, source in enumerate(SOURCES):
-        alone, logprob_alone = search(params, jnp.array([source]))
+        alone, logprob_alone, *_ = search(params, jnp.array([source]))
         np.testing.assert_array_equal(together[row], alone[0])
         np.testing.assert_allclose(logprob[row], logprob_alone[0], atol=1e-4)
 

@@ -16,6 +16,7 @@ from jaxformer.data.ragged import Ragged
 from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import EOS, UNK, Vocabulary
 from jaxformer.decode.error_rates import error_rates
+from jaxformer.decode.found import Found
 from jaxformer.decode.predict import Decoder
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
@@ -47,9 +48,22 @@ def split(count=10):
     return PairSplit('dev', source=rows, target=rows, text=rows, reference_text=references)
 
 
-def results(batch_size, count=10):
-    made, params = decoder(batch_size)
+def always(ids):
+    """A `Decoder.batch` that finds these symbols for every row."""
+
+    def batch(params, source_BS, example_B):
+        B = len(source_BS)
+        return Found(np.tile([*ids, EOS], (B, 1, 1)), np.zeros((B, 1)), np.zeros((B, 1)), np.zeros((B, 1), bool))
+
+    return batch
+
+
+def results(batch_size, count=10, more=None):
+    made, params = decoder(batch_size, more)
     return {'rates': made.split_error_rates(params, split(count)), 'lines': list(made.lines(params, TEXTS[:count]))}
+
+
+BEAM = {'eval.search': 'beam', 'eval.beam_size': 3, 'data.buckets': ((9, 9),)}
 
 
 @pytest.fixture(scope='module')
@@ -86,7 +100,8 @@ def test_the_batch_changes_nothing(batch_size, expected):
 def test_eight_devices_change_nothing(expected):
     code = (
         'import json, jax, test_predict as t; assert jax.device_count() == 8\n'
-        'print(json.dumps([*(t.results(size) for size in (1, 3, 4, 10)), t.results(4, count=3)]))'
+        'found = [*(t.results(size) for size in (1, 3, 4, 10)), t.results(4, count=3), t.results(4, more=t.BEAM)]\n'
+        'print(json.dumps(found))'
     )
     env = {
         **os.environ,
@@ -96,7 +111,7 @@ def test_eight_devices_change_nothing(expected):
     }
     done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
-    as_json = json.loads(json.dumps([expected] * 4 + [results(3, count=3)]))
+    as_json = json.loads(json.dumps([expected] * 4 + [results(3, count=3), results(3, more=BEAM)]))
     assert json.loads(done.stdout) == as_json
 
 
@@ -152,9 +167,10 @@ def test_outputs_are_texts_and_a_line_stays_a_line(tokenizer):
         assert unknown == 0 and bool(output) == bool(line.strip())
         if line.strip():
             source = np.array([[*next(vocab.encode_texts([line])), EOS]])
-            assert output == vocab.join(made.batch(params, source)[0][0]).replace('\n', ' ')
+            tokens = made.batch(params, source.repeat(3, axis=0), np.arange(3)).tokens[0, 0]
+            assert output == vocab.join(vocab.decode(tokens)).replace('\n', ' ')
     assert list(made.lines(params, ['\u0416']))[0][1] == (1 if tokenizer == 'characters' else 0)
-    made.batch = lambda params, source_BS: ([vocab.split('three\none')] * len(source_BS), None)
+    made.batch = always(vocab.encode(vocab.split('three\none')))
     assert [output for output, _ in made.lines(params, given[:2])] == ['three one', '']
 
 
@@ -162,7 +178,7 @@ def test_error_rates_do_not_depend_on_the_pieces_of_a_word():
     """What is put together from other symbols, and reads the same, is right."""
     vocab = Vocabulary.of(('a', 'b', 'c', 'ab', 'bc'), 'bpe', ('a b', 'b c'))
     made, params = decoder(3, None, vocab)
-    made.batch = lambda params, source_BS: ([['a', 'b', 'c']] * len(source_BS), None)
+    made.batch = always(vocab.encode(['a', 'b', 'c']))
     rows = Ragged.of([[5, EOS]], np.int32)
     reference = Ragged.of([b'abc'], np.uint8)
     given = PairSplit('dev', rows, rows, reference, reference, vocab.split)

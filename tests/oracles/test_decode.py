@@ -101,9 +101,10 @@ def generated(model, run, kind, ids):
 def ours(run, ids):
     """The ids that are written here."""
     mesh, params = on_every_device(run)
+    number = np.zeros(1, np.int32)
     if run.cfg.model.family == 'lm':
-        tokens = Continuation(run.cfg, run.model, run.vocab, mesh).search(params, np.array([ids], np.int32))
+        found = Continuation(run.cfg, run.model, run.vocab, mesh).search(params, np.array([ids], np.int32), number)
     else:
         source = np.array([[*ids, run.vocab.ids.eos, run.cfg.model.ids.pad]], np.int32)
-        tokens, _ = Decoder(run.cfg, run.model, run.vocab, mesh).search(params, source)
-    return np.asarray(tokens)[0].tolist()
+        found = Decoder(run.cfg, run.model, run.vocab, mesh).search(params, source, number)
+    return np.asarray(found.tokens)[0, 0].tolist()

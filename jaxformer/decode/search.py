@@ -1,0 +1,90 @@
+"""The search that config.eval asks for."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.config import EvalConfig
+from jaxformer.data.vocab import Vocabulary
+from jaxformer.decode import sampling
+from jaxformer.decode.beam import beam
+from jaxformer.decode.found import Found
+from jaxformer.decode.greedy import Extend, greedy
+from jaxformer.errors import UserError
+
+Array = jax.Array
+
+
+class Search:
+    """Hypotheses for rows that a step function and a cache stand for, by config.eval; a function of its arguments.
+
+    Raises:
+      UserError: eval.forced_prefix is not in the symbols of `vocab`, or leaves no room.
+    """
+
+    def __init__(self, cfg: EvalConfig, vocab: Vocabulary) -> None:
+        self._cfg, self._vocab = cfg, vocab
+        self._prefix = vocab.encode(vocab.split(cfg.forced_prefix))
+        self._of_one = SEARCHES[cfg.search]
+        if vocab.ids.unk in self._prefix or len(self._prefix) >= cfg.max_decode_length:
+            raise UserError(
+                f'config.eval.forced_prefix={cfg.forced_prefix!r}: must be in the symbols of the run, and fewer than '
+                f'config.eval.max_decode_length={cfg.max_decode_length}'
+            )
+
+    def __call__(self, extend: Extend, cache: Any, read_BP: Array, example_B: Array) -> Found:
+        """Found of [B, n]; `read_BP` and `example_B` as of `sampling.sample`."""
+        forced_BP = jnp.tile(jnp.array(self._prefix, jnp.int32), (read_BP.shape[0], 1))
+        return self._of_one(self._cfg, self._vocab, extend, cache, read_BP, example_B, forced_BP)
+
+
+def _greedy(
+    cfg: EvalConfig, vocab: Vocabulary, extend: Extend, cache: Any, read_BP: Array, example_B: Array, forced_BP: Array
+) -> Found:
+    del example_B
+    found = greedy(extend, cache, read_BP[:, -1], cfg.max_decode_length, len(vocab), vocab.ids, forced_BP)
+    return jax.tree.map(lambda leaf: leaf[:, None], found)
+
+
+def _sample(
+    cfg: EvalConfig, vocab: Vocabulary, extend: Extend, cache: Any, read_BP: Array, example_B: Array, forced_BP: Array
+) -> Found:
+    shape = sampling.Shape(cfg.repetition_penalty, cfg.temperature, cfg.top_k, cfg.top_p, cfg.min_p)
+    found = sampling.sample(
+        extend,
+        cache,
+        read_BP,
+        example_B,
+        cfg.max_decode_length,
+        len(vocab),
+        vocab.ids,
+        seed=cfg.sample_seed,
+        shape=shape,
+        forced_BP=forced_BP,
+    )
+    return jax.tree.map(lambda leaf: leaf[:, None], found)
+
+
+def _beam(
+    cfg: EvalConfig, vocab: Vocabulary, extend: Extend, cache: Any, read_BP: Array, example_B: Array, forced_BP: Array
+) -> Found:
+    del example_B
+    return beam(
+        extend,
+        cache,
+        read_BP[:, -1],
+        cfg.max_decode_length,
+        len(vocab),
+        vocab.ids,
+        beam_size=cfg.beam_size,
+        length_penalty=cfg.length_penalty,
+        length_divisor=cfg.length_divisor,
+        num_best=cfg.num_best,
+        forced_BP=forced_BP,
+    )
+
+
+SEARCHES: Mapping[str, Callable[..., Found]] = {'greedy': _greedy, 'sample': _sample, 'beam': _beam}
+"""By eval.search."""
