@@ -254,8 +254,6 @@ def _rows(mesh: Mesh) -> NamedSharding:
 
 def everywhere(array: jax.Array, mesh: Mesh) -> np.ndarray:
     """The whole of an array on the host of every process."""
-    if array.is_fully_addressable:
-        return jax.device_get(array)
     return jax.device_get(jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
 
 

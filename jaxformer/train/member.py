@@ -168,7 +168,7 @@ class Member:
 
     def example_ids(self, batch: Batch, placed: dict[str, jax.Array]) -> np.ndarray:
         """[B] of a whole step where they are logged, else those of this process's rows."""
-        if self.cfg.train.log_example_ids:
+        if self.cfg.train.log_example_ids and processes.number() > 1:
             return sharding.everywhere(placed['example_id'], self.program.mesh)
         return batch['example_id']
 

@@ -30,7 +30,9 @@ class Record:
         write_environment(self._workdir, program.mesh.shape, runtime.determinism(), begun, together)
         self.status('running', step)
 
-    def status(self, state: str, step: int, reason: str = '', metrics: Mapping[str, float] | None = None) -> None:
+    def status(
+        self, state: str, step: int, reason: str | None = None, metrics: Mapping[str, float] | None = None
+    ) -> None:
         self.claim.check()
         write_status(self._workdir, state, step, self._cfg.train.num_steps, reason, metrics)
 
@@ -74,7 +76,9 @@ class NoRecord(Record):
     def begin(self, step: int, program: Program, begun: float, together: int) -> None:
         pass
 
-    def status(self, state: str, step: int, reason: str = '', metrics: Mapping[str, float] | None = None) -> None:
+    def status(
+        self, state: str, step: int, reason: str | None = None, metrics: Mapping[str, float] | None = None
+    ) -> None:
         pass
 
     def open(self, step: int) -> None:
