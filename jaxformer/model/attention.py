@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
 from jaxformer.model import kernels, ops
+from jaxformer.model.cache import Cache, of_layer, with_layer, with_rows
 from jaxformer.model.context import Context, Draw
 from jaxformer.model.masks import Sight
 from jaxformer.model.positions import POSITIONS, refuse_longer
@@ -13,7 +14,6 @@ from jaxformer.model.view import SCORES, View
 
 Array = jax.Array
 Maps = dict[str, Array]
-Cache = dict[str, Array]
 
 
 class MultiHeadAttention(nn.Module):
@@ -98,16 +98,25 @@ class MultiHeadAttention(nn.Module):
 class CrossAttention(MultiHeadAttention):
     """Attention of a decoder to the memory; keys and values of a cache are computed once."""
 
-    def __call__(self, x_BTD: Array, cache: Cache | None, context: Context, dropout: Draw) -> tuple[Array, Cache, Maps]:
+    @staticmethod
+    def empty_cache(cfg: ModelConfig, B: int, length: int, dtype: jnp.dtype) -> Cache:
+        """Room for the keys and values of a memory of `length` rows."""
+        return SelfAttention.empty_cache(cfg, B, length, dtype)
+
+    def __call__(
+        self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Draw
+    ) -> tuple[Array, Cache | None, Maps]:
         assert context.memory_BS is not None
         if context.memory_BSD is not None:
             k_BSGK, v_BSGE = self.keys(context.memory_BSD), self.values(context.memory_BSD)
+            if cache is not None:
+                cache = with_layer(cache, layer, {'key': k_BSGK, 'value': v_BSGE})
         else:
             assert cache is not None
-            k_BSGK, v_BSGE = cache['key'], cache['value']
+            k_BSGK, v_BSGE = of_layer(cache['key'], layer), of_layer(cache['value'], layer)
         view = View(Sight(context.memory_BS), dropout)
         y_BTD, weights_BHTS = self.look(self.queries(x_BTD), k_BSGK, v_BSGE, view, context)
-        return y_BTD, {'key': k_BSGK, 'value': v_BSGE}, {} if weights_BHTS is None else {'cross': weights_BHTS}
+        return y_BTD, cache, {} if weights_BHTS is None else {'cross': weights_BHTS}
 
 
 class SelfAttention(MultiHeadAttention):
@@ -128,8 +137,8 @@ class SelfAttention(MultiHeadAttention):
         q_BTHK = position.rotate(cfg, self.queries(x_BTD), context.position_BT)
         k_BSGK, v_BSGE = position.rotate(cfg, self.keys(x_BTD), context.position_BT), self.values(x_BTD)
         if cache is not None:
-            k_BSGK, v_BSGE = written(cache['key'], k_BSGK, context), written(cache['value'], v_BSGE, context)
-            cache = {'key': k_BSGK, 'value': v_BSGE}
+            cache = with_rows(cache, layer, {'key': k_BSGK, 'value': v_BSGE}, context.start)
+            k_BSGK, v_BSGE = of_layer(cache['key'], layer), of_layer(cache['value'], layer)
         view = self.view(context, layer, dropout)
         y_BTD, weights_BHTS = self.look(q_BTHK, k_BSGK, v_BSGE, view, context)
         return y_BTD, cache, {} if weights_BHTS is None else {'self': weights_BHTS}
@@ -169,8 +178,8 @@ class Static(SelfAttention):
         refuse_longer(cfg, max(x_BTD.shape[1], context.key_BS.shape[1]), 'the static matrix')
         v_BSGE = self.values(x_BTD)
         if cache is not None:
-            v_BSGE = written(cache['value'], v_BSGE, context)
-            cache = {'value': v_BSGE}
+            cache = with_rows(cache, layer, {'value': v_BSGE}, context.start)
+            v_BSGE = of_layer(cache['value'], layer)
         cut = jax.vmap(lambda query_T, key_S: self.mixing[:, query_T][:, :, key_S])
         scores_BHTS = cut(context.position_BT, context.key_BS).astype(jnp.float32)
         mask = self.view(context, layer, dropout).mask(cfg, x_BTD.shape[1], v_BSGE.shape[1])
@@ -213,8 +222,3 @@ class Linformer(SelfAttention):
         some = jnp.any(context.valid_BT, axis=1)[:, None, None, None]  # a row of padding alone attends to nothing
         y_BTD, _ = self.weigh(scores_BHTP, v_BPGE, some, dropout)
         return y_BTD, None, {}
-
-
-def written(rows_BS: Array, new_BT: Array, context: Context) -> Array:
-    """A cache's rows with new ones at `context.start` … `context.start` + T − 1."""
-    return jax.lax.dynamic_update_slice_in_dim(rows_BS, new_BT.astype(rows_BS.dtype), context.start, axis=1)

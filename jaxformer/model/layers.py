@@ -144,15 +144,15 @@ class Block(nn.Module):
     @nn.compact
     def __call__(
         self, x_BTD: Array, layer: Array, cache: dict[str, Any] | None, context: Context, keep_maps: bool
-    ) -> tuple[Array, tuple[dict[str, Any] | None, Maps]]:
+    ) -> tuple[Array, dict[str, Any] | None, Maps]:
         """Runs the layer.
 
         Args:
-          layer: its index, for dropout masks, patterns and dilations.
-          cache: of this layer {'self': the mixer's, 'cross': {'key', 'value'}}, or None without a cache.
+          layer: its index, for dropout masks, patterns, dilations and the cache.
+          cache: of all layers {'self': the mixer's, 'cross': {'key', 'value'}}, or None without a cache.
 
         Returns:
-          (x_BTD, (the cache with this input written, attention maps [B, H, T, S] by name if `keep_maps`)).
+          (x_BTD, the cache with this input written, attention maps [B, H, T, S] by name if `keep_maps`).
         """
         cfg = self.cfg
         alpha, gain = deepnorm(cfg, self.causal)
@@ -179,7 +179,7 @@ class Block(nn.Module):
         def cross_attention(h: Array) -> Array:
             attention = CrossAttention(cfg, gain, name='cross_attention')
             weights = drop('attention', CROSS, WEIGHTS)
-            y, new_cache['cross'], more = attention(h, cache and cache['cross'], context, weights)
+            y, new_cache['cross'], more = attention(h, cache and cache['cross'], context, layer, weights)
             maps.update(more)
             return y
 
@@ -191,4 +191,4 @@ class Block(nn.Module):
             x_BTD = sublayer(x_BTD, CROSS, 'cross_attention', cross_attention)
         if cfg.feed_forward != 'none':
             x_BTD = sublayer(x_BTD, FEED_FORWARD, 'feed_forward', feed_forward)
-        return x_BTD, (None if cache is None else new_cache, maps if keep_maps else {})
+        return x_BTD, None if cache is None else new_cache, maps if keep_maps else {}

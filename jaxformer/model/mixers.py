@@ -1,8 +1,8 @@
 """Token mixers: the part of a block that lets positions see one another.
 
 Each is a module (cfg, causal, gain) called as (x_BTD, cache, context, layer, dropout) → (y_BTD, cache, maps): `layer`
-is the index of its block, `cache` what `empty_cache` made (None without one), `maps` {'self': weights [B, H, T, S]} of
-a mixer that has a weight for every key, else {}.
+is the index of its block, `cache` what `empty_cache` made, with a leading N axis (None without one), `maps`
+{'self': weights [B, H, T, S]} of a mixer that has a weight for every key, else {}.
 """
 
 from typing import Any
@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
-from jaxformer.model.attention import Cache, Linformer, Maps, SelfAttention, Static
+from jaxformer.model.attention import Linformer, Maps, SelfAttention, Static
+from jaxformer.model.cache import Cache, of_layer, with_layer
 from jaxformer.model.context import Context, Draw
 
 Array = jax.Array
@@ -47,10 +48,11 @@ class Convolution(nn.Module):
         }
         x_BTD = jnp.where(context.valid_BT[:, :, None], x_BTD, 0)
         reach = (W - 1) * max(dilations)
-        before = cache['rows'] if cache is not None else jnp.zeros((x_BTD.shape[0], reach, D), x_BTD.dtype)
+        nothing = jnp.zeros((x_BTD.shape[0], reach, D), x_BTD.dtype)
+        before = nothing if cache is None else of_layer(cache['rows'], layer)
         rows = jnp.concatenate([before, x_BTD], axis=1)
         if cache is not None:
-            cache = {'rows': rows[:, x_BTD.shape[1] :]}
+            cache = with_layer(cache, layer, {'rows': rows[:, x_BTD.shape[1] :]})
 
         def dilated(dilation: int) -> Any:
             ahead = 0 if self.causal else (W - 1) * dilation // 2
@@ -114,7 +116,10 @@ class Recurrent(nn.Module):
             state = _zero_state(cell, B, cfg.d_model) if state is None else state
             return scan(cell, state, (x_BTD, context.valid_BT, reset_BT))
 
-        state, h_BTR = run('forward', changed_BT, cache['state'] if cache is not None else None, reverse=False)
+        before = None if cache is None else of_layer(cache['state'], layer)
+        state, h_BTR = run('forward', changed_BT, before, reverse=False)
+        if cache is not None:
+            cache = with_layer(cache, layer, {'state': state})
         if not self.causal:
             # In reverse a document begins at its last row.
             last_BT = jnp.roll(changed_BT, -1, axis=1).at[:, -1].set(False)
@@ -124,7 +129,7 @@ class Recurrent(nn.Module):
         spread = nn.initializers.variance_scaling(self.gain**2, 'fan_avg', 'uniform')
         out = self.param('out', spread, (h_BTR.shape[-1], cfg.d_model), dtype).astype(x_BTD.dtype)
         bias_D = self.param('out_bias', nn.initializers.zeros, (cfg.d_model,), dtype).astype(x_BTD.dtype)
-        return jnp.einsum('BTR,RD->BTD', h_BTR, out) + bias_D, None if cache is None else {'state': state}, {}
+        return jnp.einsum('BTR,RD->BTD', h_BTR, out) + bias_D, cache, {}
 
 
 class LSTM(Recurrent):

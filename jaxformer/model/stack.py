@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxformer.config import ModelConfig
-from jaxformer.model.attention import Maps
+from jaxformer.model.attention import CrossAttention, Maps
+from jaxformer.model.cache import Cache
 from jaxformer.model.context import Context
 from jaxformer.model.layers import Block, Norm
 from jaxformer.model.mixers import MIXERS
 from jaxformer.model.positions import POSITIONS
 
 Array = jax.Array
-Cache = dict[str, Any]
 
 EMBEDDING_SITE = 1_000_000  # dropout site of a stack's input, beyond any layer's index
 
@@ -64,9 +64,10 @@ class Stack(nn.Module):
         if shared:  # worked out once for all layers
             context = self._biased(context, None if tables is None else tables[0])
 
-        def body(block: Block, x: Array, row: tuple[Array, Array | None, Cache | None]) -> tuple[Array, Any]:
-            layer, table, cache = row
-            return block(x, layer, cache, context if shared else self._biased(context, table), keep_maps)
+        def body(block: Block, carry: tuple[Array, Cache | None], row: tuple[Array, Array | None]) -> Any:
+            (x, cache), (layer, table) = carry, row
+            x, cache, maps = block(x, layer, cache, context if shared else self._biased(context, table), keep_maps)
+            return (x, cache), maps  # a cache that is carried is written in place
 
         if cfg.remat != 'none':
             body = nn.remat(body, prevent_cse=False, policy=REMAT[cfg.remat])  # a scan keeps XLA from undoing it
@@ -77,7 +78,8 @@ class Stack(nn.Module):
             length=self.length,
             unroll=cfg.scan_unroll or self.length,
         )
-        x_BTD, (cache, maps) = scanned(self.layers, x_BTD, (jnp.arange(self.length), None if shared else tables, cache))
+        rows = jnp.arange(self.length), None if shared else tables
+        (x_BTD, cache), maps = scanned(self.layers, (x_BTD, cache), rows)
         return (self.final_norm(x_BTD) if cfg.residual in ('pre', 'sandwich') else x_BTD), cache, maps
 
     def _biased(self, context: Context, table: Array | None) -> Context:
@@ -88,10 +90,16 @@ class Stack(nn.Module):
         found = bias(self.cfg, table, context.position_BT, context.key_BS, self.causal)
         return context if found is None else context.replace(bias=found)
 
-    def empty_cache(self, B: int, length: int, dtype: jnp.dtype) -> Cache:
-        """The cache of no rows with room for `length`, with a leading N axis: {'self': the mixer's}."""
-        layer = MIXERS[self.mixer].empty_cache(self.cfg, B, length, dtype)
-        return {'self': jax.tree.map(lambda part: jnp.zeros((self.length, *part.shape), part.dtype), layer)}
+    def empty_cache(self, B: int, length: int, dtype: jnp.dtype, memory: int = 0) -> Cache:
+        """The cache of no rows with room for `length`, with a leading N axis.
+
+        Returns:
+          {'self': the mixer's}, and {'cross': {'key', 'value'}} for `memory` rows where the stack attends to them.
+        """
+        layer = {'self': MIXERS[self.mixer].empty_cache(self.cfg, B, length, dtype)}
+        if self.cross:
+            layer['cross'] = CrossAttention.empty_cache(self.cfg, B, memory, dtype)
+        return jax.tree.map(lambda part: jnp.zeros((self.length, *part.shape), part.dtype), layer)
 
 
 REMAT = {'block': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable}

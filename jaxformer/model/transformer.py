@@ -66,7 +66,7 @@ class Seq2Seq(Family):
         nothing = jnp.zeros((B, 0, self.cfg.d_model), dtype)
         context = self._extend_context(jnp.zeros((B, 0), jnp.int32), {'index': jnp.int32(0)}, length)
         context = context.replace(memory_BSD=memory_BSD, memory_BS=valid_BS)
-        cache = self.decoder.empty_cache(B, length, dtype) | {'cross': None}
+        cache = self.decoder.empty_cache(B, length, dtype, source_BS.shape[1])
         _, layers, _ = self.decoder(nothing, context, cache)
         return {'layers': layers, 'source_mask': valid_BS, 'index': jnp.int32(0), 'room': jnp.zeros(length, bool)}
 

@@ -155,6 +155,20 @@ def test_cached_logits_are_the_uncached_ones_in_any_chunks(make_model, position,
     assert not np.any(own['key'][:, :, 5:]) and np.all(np.any(own['key'][:, :, :5] != 0, axis=(-1, -2)))
 
 
+def test_a_token_is_written_into_the_cache_in_place(make_model):
+    """Beside the cache that it is given, a step holds that of one layer, not another of all."""
+    model, params = make_model(num_layers=8, d_model=16)
+    cache = jax.eval_shape(
+        lambda params: model.apply({'params': params}, jnp.ones((3, 200), jnp.int32), 300, method='start_cache'), params
+    )
+    step = jax.jit(
+        lambda params, token, cache: model.apply({'params': params}, token, cache, method='extend'), donate_argnums=2
+    )
+    compiled = step.lower(params, jax.ShapeDtypeStruct((3, 1), jnp.int32), cache).compile()
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+    assert compiled.memory_analysis().temp_size_in_bytes < size / 4
+
+
 def test_the_whole_target_at_once_is_a_chunk_too(make_model):
     model, params = make_model()
     inputs, _ = transformer.decoder_inputs(TARGET, model.cfg)
@@ -238,7 +252,7 @@ def test_a_stack_is_its_blocks_in_turn(make_model, order):
         y = x
         for layer in range(3):
             weights = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params['layers'])
-            y, _ = layers.Block(cfg, 'attention', causal=False, cross=False).apply(
+            y, _, _ = layers.Block(cfg, 'attention', causal=False, cross=False).apply(
                 {'params': weights}, y, layer, None, context, False
             )
         if order in ('pre', 'sandwich'):
