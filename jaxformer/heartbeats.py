@@ -73,17 +73,17 @@ class Heartbeats:
             threading.Thread(target=task, args=(over,), name='heartbeats', daemon=True).start()
         gone = 'process 0 has gone or is out of reach' if index else 'JAX gave the other processes up'
         try:
-            with self.aborting(str(LostError(gone))):
+            with self.aborting(LostError(gone)):
                 yield
         finally:
             over.set()
 
     @contextlib.contextmanager
-    def aborting(self, text: str, status: int = 1) -> Iterator[None]:
-        """Where JAX aborts the process while the context lasts, `text` is the last thing it says."""
+    def aborting(self, error: RunError, status: int = 1) -> Iterator[None]:
+        """Where JAX aborts the process while the context lasts, `error` is the last thing it says."""
 
         def aborted(number: int) -> None:  # on the thread that aborts; the others go on while this one is in here
-            self._end(str(LostError(self._heard)) if self._heard else text, status)
+            self._end(LostError(self._heard) if self._heard else error, status)
 
         libc, handler = ctypes.CDLL(None), _HANDLER(aborted)
         libc.signal.restype = ctypes.c_void_p
@@ -132,13 +132,13 @@ class Heartbeats:
             if self._heard:
                 if over.wait(GRACE):
                     return
-                self._end(str(LostError(self._heard)), 1)
+                self._end(LostError(self._heard))
             if silent:
                 text = f'process {_names(silent)} of {self._number} gave no sign of life for {SILENT:.0f} seconds'
                 if self._index == 0:
                     with contextlib.suppress(Exception):
                         self._client.key_value_set(_STOPPED, text)
-                self._end(str(LostError(text)), 1)
+                self._end(LostError(text))
 
     def _beats(self) -> dict[int, int]:
         found = self._client.key_value_dir_get(_BEATS)
@@ -153,17 +153,17 @@ class Heartbeats:
                 raise
         return self._heard
 
-    def _end(self, text: str, status: int) -> NoReturn:
+    def _end(self, error: RunError, status: int = 1) -> NoReturn:
         """Ends the process, or leaves that to a main thread that is about to."""
         if not self._ending.acquire(blocking=False):
             time.sleep(3 * LISTEN)
         else:
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
-                print(f'jaxformer: {text}', file=sys.stderr, flush=True)
+                print(f'jaxformer: {error}', file=sys.stderr, flush=True)
             if self.last_words:
                 with contextlib.suppress(Exception):  # nothing may keep it from its end
-                    self.last_words(RunError(text))
+                    self.last_words(error)
             if self._index == 0:
                 time.sleep(2)  # for the others to read why
         os._exit(status)

@@ -70,10 +70,11 @@ def joined(coordinator: str = '', processes: int = 0, process: int = -1) -> Iter
         yield
         return
     _heartbeats = Heartbeats()
-    with _heartbeats.aborting(
+    nobody = RunError(
         f'the {processes or "other"} processes did not meet within {MEETING} s: start all of them, and see that each '
         f'can reach --coordinator={coordinator or "auto"}'
-    ):
+    )
+    with _heartbeats.aborting(nobody):
         try:
             jax.distributed.initialize(**arguments, initialization_timeout=MEETING)
         except (ValueError, RuntimeError) as error:
@@ -94,7 +95,7 @@ def joined(coordinator: str = '', processes: int = 0, process: int = -1) -> Iter
                 stopped = f'process {index()} on {socket.gethostname()} stopped: {_one_line(error)}'
                 _heartbeats.tell(error.found if isinstance(error, LostError) else stopped)
             raise
-    with _heartbeats.aborting('the run is done; only the farewell of its processes failed', status=0):
+    with _heartbeats.aborting(RunError('the run is done; only the farewell of its processes failed'), status=0):
         jax.distributed.shutdown()
 
 
