@@ -131,6 +131,7 @@ def get_config() -> ConfigDict:
     train.log_every = 100  # steps between lines of metrics.jsonl
     train.checkpoint_every = 1000  # steps; the last step is always saved
     train.keep_checkpoints = 3  # the newest whole ones
+    train.keep_best = 0  # so many more: those whose evaluation (at the same step) had the least loss
     train.nan_policy = 'stop'  # stop: end the run, named | skip: drop the update, count it |
     #                            restore: back to the newest checkpoint, and past the batches that came after it
     train.nan_limit = 10  # failures in a row (restore: without a new checkpoint) after which the others stop, too

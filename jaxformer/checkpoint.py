@@ -12,7 +12,7 @@ object store a rename is a copy; there a kill in the middle of it can leave a st
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from logging import ERROR, LogRecord
 from typing import Any
 
@@ -30,13 +30,21 @@ _PARTIAL = '.partial'
 _LEFTOVERS = ('*.orbax-checkpoint-tmp*', '*' + _PARTIAL)
 
 
-def save(directory: epath.PathLike, step: int, state: Any, data_state: dict, config: dict, keep: int) -> epath.Path:
+def save(
+    directory: epath.PathLike,
+    step: int,
+    state: Any,
+    data_state: dict,
+    config: dict,
+    keep: int,
+    best: Collection[int] = (),
+) -> epath.Path:
     """Saves `state` (any tree of arrays) with the data position and the configuration as `directory/<step>`.
 
     Call it on every process. Returns the path, after the checkpoint is whole on disk and only then older ones have
-    gone: the `keep` newest whole ones stay. A damaged one does not count as kept; it stays for inspection until it is
-    older than the oldest kept one, and then goes like any other. An existing whole `directory/<step>` is left as it
-    is, a damaged one is replaced.
+    gone: the `keep` newest whole ones and the steps in `best` stay. A damaged one does not count as kept; it stays for
+    inspection until it is older than the oldest kept one, and then goes like any other. An existing whole
+    `directory/<step>` is left as it is, a damaged one is replaced.
 
     Raises:
       RunError: nothing could be written (full disk, no permission …). The earlier checkpoints are untouched.
@@ -76,7 +84,7 @@ def save(directory: epath.PathLike, step: int, state: Any, data_state: dict, con
             'Earlier checkpoints are untouched'
         ) from error
     if processes.index() == 0:
-        _prune(directory, step, keep)
+        _prune(directory, step, keep, best)
     return path
 
 
@@ -236,14 +244,14 @@ def _clear_leftovers(directory: epath.Path) -> None:
                 orphan.unlink()
 
 
-def _prune(directory: epath.Path, saved: int, keep: int) -> None:
-    """Removes every step but `saved` that has `keep` newer whole ones; `saved` has just been written and is whole."""
+def _prune(directory: epath.Path, saved: int, keep: int, best: Collection[int]) -> None:
+    """Removes every step but `saved`, which is new and whole, and `best` that has `keep` newer whole ones."""
     whole = 0
     for step in reversed(steps(directory)):
         path = directory / str(step)
         if whole < keep:
             whole += step == saved or check(path) is None
-        elif step != saved:
+        elif step != saved and step not in best:
             # Renamed first: a kill must not leave half a checkpoint under a step's name.
             try:
                 path.rename(directory / f'{step}{_PARTIAL}').rmtree()

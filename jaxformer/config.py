@@ -188,6 +188,7 @@ class TrainConfig:
     log_every: int
     checkpoint_every: int
     keep_checkpoints: int
+    keep_best: int
     nan_policy: str
     nan_limit: int
     spike_factor: float

@@ -394,6 +394,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('optim.clip_norm', 1e-12, math.inf),
     *((f'train.{name}', 1, math.inf) for name in ('num_steps', 'batch_size', 'log_every', 'checkpoint_every')),
     *((f'train.{name}', 1, math.inf) for name in ('accumulation', 'keep_checkpoints', 'nan_limit')),
+    ('train.keep_best', 0, math.inf),
     ('train.spike_factor', 0, math.inf),
     ('train.masking.rate', 0.001, 1),
     ('train.masking.replaced', 0, 1),

@@ -16,8 +16,8 @@ from jaxformer.train.writer import read_status
 
 FREE_ON_RESUME = (
     'data.dir',
-    *(f'train.{name}' for name in ('log_every', 'log_example_ids', 'checkpoint_every', 'keep_checkpoints')),
-    *(f'train.{name}' for name in ('nan_policy', 'nan_limit', 'spike_factor')),
+    *(f'train.{name}' for name in ('log_every', 'log_example_ids', 'nan_policy', 'nan_limit', 'spike_factor')),
+    *(f'train.{name}' for name in ('checkpoint_every', 'keep_checkpoints', 'keep_best')),
     *('model.attention.kernel', 'model.attention.block', 'model.remat', 'model.scan_unroll', 'train.accumulation'),
     *('eval.', 'mesh.', 'cohort.', 'runtime.'),
 )

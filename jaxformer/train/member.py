@@ -207,6 +207,7 @@ class Member:
             self.batches.get_state() | losses,
             config.to_dict(self.cfg),
             self.cfg.train.keep_checkpoints,
+            self.record.best(),
         )
         self._returns.clear()
         self.record.status('running', self.step)

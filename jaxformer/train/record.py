@@ -1,27 +1,30 @@
 """What a run writes into its directory, which of several processes one does: process 0, which holds the claim."""
 
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from jaxformer import processes, runtime
+from jaxformer import checkpoint, files, processes, runtime
 from jaxformer.claims import Claim
 from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
 from jaxformer.train import directory, per_example
 from jaxformer.train.program import Program
 from jaxformer.train.signals import Preempted
-from jaxformer.train.writer import MetricWriter, write_environment, write_status
+from jaxformer.train.writer import METRICS, MetricWriter, read_metrics, write_environment, write_status
 
 
 class Record:
-    """Each of these functions looks first whether the directory is still this process's. The last three want `open`."""
+    """Before it writes, each of these functions looks whether the directory is still this process's. Those below `open`
+    want to be between `open` and `close`."""
 
     def __init__(self, cfg: Config, workdir: epath.Path, claim: Claim) -> None:
         self._cfg, self._workdir, self.claim = cfg, workdir, claim
+        self._loss = f'{cfg.eval.split}/loss'
 
     def begin(self, step: int, program: Program, begun: float, together: int) -> None:
         """The directory belongs to this config from here on; `begun` and `together` as of `write_environment`."""
@@ -55,6 +58,8 @@ class Record:
     def open(self, step: int) -> None:
         """Opens the files of metrics for a run that stands at `step`; what was written beyond it counts no more."""
         self._writer = MetricWriter(self._workdir, step)
+        lines = read_metrics(self._workdir / METRICS)
+        self._losses = {line['step']: line[self._loss] for line in lines if self._loss in line}
 
     def close(self) -> None:
         self._writer.close()
@@ -63,6 +68,14 @@ class Record:
         """A line of metrics; see `MetricWriter.write`."""
         self.claim.check()
         self._writer.write(step, metrics, **extra)
+        if self._loss in metrics:
+            self._losses[step] = metrics[self._loss]
+
+    def best(self) -> list[int]:
+        """The train.keep_best steps with a checkpoint and the least loss at their evaluation; of equals the later."""
+        there = checkpoint.steps(self._workdir / files.CHECKPOINTS)
+        known = [(self._losses[step], -step) for step in there if math.isfinite(self._losses.get(step, math.nan))]
+        return [-step for _, step in sorted(known)[: self._cfg.train.keep_best]]
 
     def examples(self, split: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Results per example; see `per_example.write`."""
@@ -89,6 +102,9 @@ class NoRecord(Record):
 
     def write(self, step: int, metrics: Mapping[str, float], **extra: Any) -> None:
         pass
+
+    def best(self) -> list[int]:
+        return []
 
     def examples(self, split: str, arrays: Mapping[str, np.ndarray]) -> None:
         pass

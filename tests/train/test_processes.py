@@ -1,7 +1,7 @@
 """Several real processes train one run: one is killed, one is stopped, and the run goes on on other devices.
 
 What happens to the run, four steps at a time: 8 devices of one process → 4 processes, of which one is killed after step
-8 → 2 processes that share each matrix, of which one is sent SIGTERM → one device → 8 devices again.
+8 → 2 processes that share each matrix, of which one is sent SIGTERM → one device → 8 devices again (B38).
 """
 
 import re
