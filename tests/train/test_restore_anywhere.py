@@ -1,4 +1,7 @@
-"""A checkpoint of any mesh opens and goes on on any other: the same examples, the same numbers but for rounding."""
+"""A checkpoint of any mesh opens and goes on on any other: the same examples, the same numbers but for rounding.
+
+The way over several processes and back is that of test_processes.py.
+"""
 
 import json
 import shutil
@@ -55,26 +58,21 @@ def main(root, devices):
     program.Decoder = score.Decoder = NoDecoder
     if devices == '8':
         train(root / 'straight', 1, '', 14)
-        train(root / 'one', 1, '', 9)
         for strategy in SAVED:
             train(root / strategy, 8, strategy, 9)
-        print(json.dumps({'continued': [go_on(root, 'one', 8, strategy) for strategy in ('fsdp', 'tp')]}))
     else:
-        scores = {name: score.score(root / name)['dev/loss'] for name in SAVED}
-        others = zip(SAVED, ('fsdp', 'tp', 'dp'), strict=True)
-        print(json.dumps({'scores': scores, 'continued': [go_on(root, name, 2, other) for name, other in others]}))
+        go_on(root, 'tp', 2, 'fsdp')
+        print(json.dumps({name: score.score(root / name)['dev/loss'] for name in SAVED}))
 
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-    """(the directory of all runs, what the processes of eight and of two devices say)."""
+    """(the directory of all runs, the scores of the saved ones on two devices)."""
     root = tmp_path_factory.mktemp('anywhere')
-    said = []
     for devices in (8, 2):
         result = small.run_process(__file__, str(root), str(devices), devices=devices)
         assert result.returncode == 0, result.stderr[-3000:]
-        said.append(json.loads(result.stdout.splitlines()[-1]))
-    return root, *said
+    return root, json.loads(result.stdout.splitlines()[-1])
 
 
 def loss(workdir, step):
@@ -83,13 +81,13 @@ def loss(workdir, step):
 
 @pytest.mark.parametrize('strategy', SAVED)
 def test_a_checkpoint_of_eight_devices_is_read_on_one_and_on_two(saved, strategy, monkeypatch):
-    root, _, on_two = saved
+    root, on_two = saved
     cfg = small.make(CHANGES)
     expected = [(row.path, row.shape) for row in parameters.from_config(cfg, 24)]
     assert [(row.path, row.shape) for row in parameters.from_checkpoint(root / strategy)] == expected
     monkeypatch.setattr(score, 'Decoder', NoDecoder)
     assert score.score(root / strategy)['dev/loss'] == pytest.approx(loss(root / strategy, 9), rel=1e-6)
-    assert on_two['scores'][strategy] == pytest.approx(loss(root / strategy, 9), rel=1e-6)
+    assert on_two[strategy] == pytest.approx(loss(root / strategy, 9), rel=1e-6)
 
 
 def assert_as_if_never_stopped(root, name):
@@ -103,16 +101,10 @@ def assert_as_if_never_stopped(root, name):
     assert loss(root / name, 9) != pytest.approx(loss(straight, 14), rel=1e-3)
 
 
-@pytest.mark.parametrize('strategy', SAVED)
-def test_it_goes_on_on_one_device(saved, strategy, monkeypatch):
+def test_it_goes_on_on_one_device_and_on_two(saved, monkeypatch):
     monkeypatch.setattr(program, 'Decoder', NoDecoder)
-    assert_as_if_never_stopped(saved[0], go_on(saved[0], strategy, 1, ''))
-
-
-def test_it_goes_on_on_two_devices_and_one_of_one_device_on_eight(saved):
-    root, on_eight, on_two = saved
-    assert len(on_eight['continued'] + on_two['continued']) == 5
-    for name in on_eight['continued'] + on_two['continued']:
+    root, _ = saved
+    for name in (go_on(root, 'fsdp', 1, ''), 'tp-on-2-fsdp'):
         assert_as_if_never_stopped(root, name)
 
 
