@@ -17,10 +17,10 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxformer.config import ModelConfig
-from jaxformer.model import blockwise, ops
+from jaxformer.model import blockwise, devices, ops
 from jaxformer.model.masks import rows
 from jaxformer.model.view import PATTERNS, View, dot_scale
 
@@ -43,32 +43,36 @@ def refusal(cfg: ModelConfig, mesh: Mesh | None, k_BSGK: Array, v_BSGE: Array) -
     platform = PLATFORM or jax.default_backend()
     if platform == 'cpu':
         return 'a CPU: no compiler of Pallas kernels'
-    if mesh is not None and mesh.size > 1:
-        return f'a mesh of {mesh.size} devices: the kernel runs on one'
     if cfg.position == 't5_relative' and cfg.relative.max_distance > FAR:
         return f'model.relative.max_distance={cfg.relative.max_distance}: the kernel goes to {FAR}'
     size = k_BSGK.shape[1] * k_BSGK.dtype.itemsize * sum(-(-part.shape[3] // 128) * 128 for part in (k_BSGK, v_BSGE))
     if platform == 'tpu' and size > VMEM:
         return f'{k_BSGK.shape[1]} keys: those and their values are {size} bytes of a head, a TPU holds {VMEM}'
-    return None
+    return devices.refusal(mesh, k_BSGK.shape[0], k_BSGK.shape[2])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def attention(
-    cfg: ModelConfig, q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, learned: dict[str, Any], view: View
+    cfg: ModelConfig,
+    mesh: Mesh | None,
+    q_BTHK: Array,
+    k_BSGK: Array,
+    v_BSGE: Array,
+    learned: dict[str, Any],
+    view: View,
 ) -> Array:
-    """y_BTHE, as `kernels.attention`."""
-    return _forward(cfg, q_BTHK, k_BSGK, v_BSGE, learned, view)[0]
+    """y_BTHE, as `kernels.attention`, of what `refusal` lets pass."""
+    return _forward(cfg, mesh, q_BTHK, k_BSGK, v_BSGE, learned, view)[0]
 
 
 def _forward(
-    cfg: ModelConfig, q: Array, k: Array, v: Array, learned: dict[str, Any], view: View
+    cfg: ModelConfig, mesh: Mesh | None, q: Array, k: Array, v: Array, learned: dict[str, Any], view: View
 ) -> tuple[Array, tuple[Any, ...]]:
-    y_BTHE, total_BHT = _run(cfg, q, k, v, learned, view)
+    y_BTHE, total_BHT = _run(cfg, mesh, q, k, v, learned, view)
     return y_BTHE, (q, k, v, learned, view, y_BTHE, total_BHT)
 
 
-def _backward(cfg: ModelConfig, kept: tuple[Any, ...], dy_BTHE: Array) -> tuple[Any, ...]:
+def _backward(cfg: ModelConfig, mesh: Mesh | None, kept: tuple[Any, ...], dy_BTHE: Array) -> tuple[Any, ...]:
     return blockwise.backward(kept[4].look(cfg), kept, dy_BTHE)
 
 
@@ -76,18 +80,24 @@ attention.defvjp(_forward, _backward)
 
 
 def _run(
-    cfg: ModelConfig, q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, learned: dict[str, Any], view: View
+    cfg: ModelConfig,
+    mesh: Mesh | None,
+    q_BTHK: Array,
+    k_BSGK: Array,
+    v_BSGE: Array,
+    learned: dict[str, Any],
+    view: View,
 ) -> tuple[Array, Array]:
     """(y_BTHE, log Σ exp score [B, H, T])."""
     platform = PLATFORM or jax.default_backend()
     (B, T, H, K), (_, S, G, E) = q_BTHK.shape, v_BSGE.shape
-    places: dict[str, Callable[..., tuple[Any, ...]]] = {  # of program (b, h, i)
-        'queries': lambda b, h, i: (b, h, i, 0),
-        'keys': lambda b, h, i: (b, lax.div(h, H // G), 0, 0),
-        'of queries': lambda b, h, i: (b, i, 0),
-        'of keys': lambda b, h, i: (b, 0, 0),
-        'of heads': lambda b, h, i: (h, 0, 0),
-        'of all': lambda b, h, i: (0, 0),
+    places: dict[str, tuple[Callable[..., tuple[Any, ...]], PartitionSpec]] = {  # of program (b, h, i), of devices
+        'queries': (lambda b, h, i: (b, h, i, 0), devices.BY_BOTH),
+        'keys': (lambda b, h, i: (b, lax.div(h, H // G), 0, 0), devices.BY_BOTH),
+        'of queries': (lambda b, h, i: (b, i, 0), devices.BY_ROW),
+        'of keys': (lambda b, h, i: (b, 0, 0), devices.BY_ROW),
+        'of heads': (lambda b, h, i: (h, 0, 0), devices.BY_HEAD),
+        'of all': (lambda b, h, i: (0, 0), devices.WHOLE),
     }
     t, s = (_size(platform, cfg.attention.block, length) for length in (T, S))
     if cfg.attention.score != 'additive':
@@ -96,12 +106,12 @@ def _run(
     q = _filled(jnp.moveaxis(q_BTHK, 2, 1), t, _power(K))
     k = _filled(jnp.moveaxis(k_BSGK, 1, 3), _power(K), s)  # [B, G, K, S]
     v = _filled(jnp.moveaxis(v_BSGE, 2, 1), s, _power(E))
-    scalars = jnp.stack([jnp.asarray(number, jnp.int32) for number in (view.sight.start, view.layer)])[None]
+    scalars = jnp.stack([jnp.asarray(number, jnp.int32) for number in (view.sight.start, view.layer, 0, 0)])[None]
     operands = {
         'q': (q, (None, None, t, _power(K)), 'queries'),
         'k': (k, (None, None, _power(K), k.shape[3]), 'keys'),
         'v': (v, (None, None, v.shape[2], _power(E)), 'keys'),
-        'scalars': (scalars, (1, 2), 'of all'),
+        'scalars': (scalars, (1, 4), 'of all'),
     }
     for name, (of_queries_BT, of_keys_BS) in _tables(view, B, T, S).items():
         of_queries, of_keys = _filled(of_queries_BT[..., None], t, 1), _filled(of_keys_BS[:, None], 1, s)
@@ -124,19 +134,26 @@ def _run(
         operands['key'] = (view.dropout.key_2[None], (1, words), 'of all')
         operands['rate'] = (jnp.asarray(view.dropout.rate, jnp.float32).reshape(1, 1), (1, 1), 'of all')
 
-    y, total = pl.pallas_call(
-        functools.partial(_kernel, cfg, view.sight.causal, steps, (B, H, T, S), s),
-        grid=(B, H, q.shape[2] // t),
-        in_specs=[{name: pl.BlockSpec(block, places[place]) for name, (_, block, place) in operands.items()}],
-        out_specs=[pl.BlockSpec((None, None, t, size), places['queries']) for size in (_power(E), 1)],
-        out_shape=[
-            jax.ShapeDtypeStruct((*q.shape[:3], _power(E)), v.dtype),
-            jax.ShapeDtypeStruct((*q.shape[:3], 1), jnp.float32),
-        ],
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2) if platform == 'gpu' else None,
-        interpret=platform == 'interpret',
-        name='attention',
-    )({name: array for name, (array, _, _) in operands.items()})
+    def on_device(arrays: dict[str, Array]) -> tuple[Array, Array]:
+        rows, heads, length, _ = arrays['q'].shape
+        first = jnp.array([[0, 0, *devices.first(mesh, rows, heads)]], jnp.int32)
+        return pl.pallas_call(
+            functools.partial(_kernel, cfg, view.sight.causal, steps, (B, H, T, S), s),
+            grid=(rows, heads, length // t),
+            in_specs=[{name: pl.BlockSpec(block, places[place][0]) for name, (_, block, place) in operands.items()}],
+            out_specs=[pl.BlockSpec((None, None, t, size), places['queries'][0]) for size in (_power(E), 1)],
+            out_shape=[
+                jax.ShapeDtypeStruct((rows, heads, length, _power(E)), v.dtype),
+                jax.ShapeDtypeStruct((rows, heads, length, 1), jnp.float32),
+            ],
+            compiler_params=triton.CompilerParams(num_warps=4, num_stages=2) if platform == 'gpu' else None,
+            interpret=platform == 'interpret',
+            name='attention',
+        )(arrays | {'scalars': arrays['scalars'] + first})
+
+    specs = {name: places[place][1] for name, (_, _, place) in operands.items()}
+    on_each = devices.on_each(mesh, on_device, (specs,), devices.BY_BOTH)
+    y, total = on_each({name: array for name, (array, _, _) in operands.items()})
     return jnp.moveaxis(y[:, :, :T, :E], 1, 2), total[:, :, :T, 0]
 
 
@@ -156,7 +173,7 @@ def _kernel(
     """
     b, h, i = (pl.program_id(axis) for axis in range(3))
     t, S = y_ref.shape[0], whole[3]
-    start, layer = refs['scalars'][0, 0], refs['scalars'][0, 1]
+    start, layer, first_row, first_head = (refs['scalars'][0, number] for number in range(4))
     query = i * t + lax.broadcasted_iota(jnp.int32, (t, 1), 0)
     q = refs['q'][...]
 
@@ -185,7 +202,9 @@ def _kernel(
         total = total * shrunk + jnp.sum(p, axis=1, keepdims=True)
         if 'key' in refs:
             words = [refs['key'][0, word] for word in range(refs['key'].shape[1])]
-            p = ops.dropout(p[None, None], refs['rate'][0, 0], words, (b, h, i * t, j * s), whole)[0, 0]
+            p = ops.dropout(
+                p[None, None], refs['rate'][0, 0], words, (first_row + b, first_head + h, i * t, j * s), whole
+            )[0, 0]
         v = refs['v'][block, :]
         values = values * shrunk + lax.dot(p.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return higher, total, values

@@ -41,11 +41,11 @@ def attention(
             implementation, reason = library.implementation(cfg, mesh, q_BTHK, k_BSGK, view)
             if reason is not None:
                 _give_way(kernel, implementation, reason)
-            return library.attention(implementation, cfg, *arrays)
+            return library.attention(implementation, cfg, mesh, *arrays)
     elif kernel == 'pallas':
         reason = reason or flash.refusal(cfg, mesh, k_BSGK, v_BSGE)
         if reason is None:
-            return flash.attention(cfg, *arrays)
+            return flash.attention(cfg, mesh, *arrays)
     if kernel != 'blockwise':
         assert reason is not None
         _give_way(kernel, 'blockwise', reason)

@@ -13,6 +13,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import Mesh
 
 from jaxformer.config import ModelConfig
+from jaxformer.model import devices
 from jaxformer.model.masks import Sight
 from jaxformer.model.view import View, dot_scale
 
@@ -51,6 +52,7 @@ def implementation(
 def attention(
     implementation: Implementation,
     cfg: ModelConfig,
+    mesh: Mesh | None,
     q_BTHK: Array,
     k_BSGK: Array,
     v_BSGE: Array,
@@ -61,7 +63,7 @@ def attention(
     (B, T), S = q_BTHK.shape[:2], k_BSGK.shape[1]
     mask = view.mask(cfg, T, S)
     if implementation == 'splash':
-        y_BTHE = _splash_attention(q_BTHK, k_BSGK, v_BSGE, view.sight, dot_scale(cfg))
+        y_BTHE = _splash_attention(mesh, q_BTHK, k_BSGK, v_BSGE, view.sight, dot_scale(cfg))
     else:
         y_BTHE = jax.nn.dot_product_attention(
             q_BTHK,
@@ -76,14 +78,19 @@ def attention(
     return jnp.where(some_BT[..., None, None], y_BTHE, 0)
 
 
-def _splash_attention(q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, sight: Sight, scale: float) -> Array:
+def _splash_attention(
+    mesh: Mesh | None, q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, sight: Sight, scale: float
+) -> Array:
     """y_BTHE of what a sight allows; T and S are multiples of LANES. Interpreted where there is no TPU."""
     (B, T, H, _), S = q_BTHK.shape, k_BSGK.shape[1]
     assert isinstance(sight.start, int)  # who reads a cache has another kernel
     rule = splash_masks.CausalMask((T, S), sight.start) if sight.causal else splash_masks.FullMask((T, S))
     interpret = jax.default_backend() != 'tpu'
     kernel = splash.make_splash_mha(
-        splash_masks.MultiHeadMask([rule] * H), head_shards=1, q_seq_shards=1, interpret=interpret
+        splash_masks.MultiHeadMask([rule] * (H // devices.counts(mesh)[1])),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
     )
     of_queries_BT, of_keys_BS = jnp.zeros((B, T), jnp.int32), jnp.zeros((B, S), jnp.int32)  # their documents
     if sight.segment_BT is not None:
@@ -91,7 +98,9 @@ def _splash_attention(q_BTHK: Array, k_BSGK: Array, v_BSGE: Array, sight: Sight,
     if sight.valid_BS is not None:
         of_keys_BS = jnp.where(sight.valid_BS, of_keys_BS, -1)  # the document of no query
     q, k, v = (jnp.swapaxes(rows, 1, 2) for rows in (q_BTHK * jnp.asarray(scale, q_BTHK.dtype), k_BSGK, v_BSGE))
-    y = jax.vmap(kernel)(q, k, v, splash.SegmentIds(of_queries_BT, of_keys_BS))
+    specs = (devices.BY_BOTH, devices.BY_BOTH, devices.BY_BOTH, devices.BY_ROW)
+    on_each = devices.on_each(mesh, jax.vmap(kernel), specs, devices.BY_BOTH)
+    y = on_each(q, k, v, splash.SegmentIds(of_queries_BT, of_keys_BS))
     return jnp.swapaxes(y, 1, 2).astype(v_BSGE.dtype)
 
 
@@ -112,12 +121,10 @@ def _cudnn_refusal(cfg: ModelConfig, q_BTHK: Array, k_BSGK: Array, view: View) -
 
 def _splash_refusal(cfg: ModelConfig, mesh: Mesh | None, q_BTHK: Array, k_BSGK: Array, view: View) -> str | None:
     T, S = q_BTHK.shape[1], k_BSGK.shape[1]
-    if mesh is not None and mesh.size > 1:
-        return f'a mesh of {mesh.size} devices: splash attention runs on one'
     if view.own and cfg.attention.pattern != 'full':
         return f'model.attention.pattern={cfg.attention.pattern}: splash attention takes full'
     if view.biased(cfg):
         return f'model.position={cfg.position}: splash attention has no biases'
     if T % LANES or S % LANES:
         return f'{T} queries and {S} keys: splash attention takes multiples of {LANES}'
-    return None
+    return devices.refusal(mesh, len(k_BSGK), k_BSGK.shape[2])

@@ -4,13 +4,19 @@ No accelerator is at hand: the Pallas kernel and splash attention are interprete
 as far as a CPU can see it, in what is lowered for a GPU and a TPU.
 """
 
+import os
+import re
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import space
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxformer.model import flash, kernels, library, ops
+from jaxformer.model import devices, flash, kernels, library, ops
 from jaxformer.model.context import Draw
 from jaxformer.model.masks import Sight
 from jaxformer.model.view import SCORES, View
@@ -38,17 +44,21 @@ def design(**changes):
     return space.resolved({f'model.{name}': value for name, value in names.items()}).model
 
 
-def inputs(cfg, sight, rate=0.0, own=True, length=T, **more):
+def inputs(cfg, sight, rate=0.0, own=True, length=T, rows=B, **more):
     """(q, k, v, learned) and the view."""
-    q, k = draw(B, length, cfg.num_heads, cfg.d_k), draw(B, S, cfg.num_kv_heads, cfg.d_k, seed=1)
+    q, k = draw(rows, length, cfg.num_heads, cfg.d_k), draw(rows, S, cfg.num_kv_heads, cfg.d_k, seed=1)
     learned = {
         'score': draw(H, cfg.d_k, seed=4) if cfg.attention.score == 'additive' else None,
         'table': draw(cfg.relative.num_buckets, H, seed=5) if cfg.position == 't5_relative' else None,
     }
-    at = jnp.arange(S)[None] if sight.segment_BT is None else jnp.asarray(np.arange(S)[None] * [[1], [1], [2]])
+    at = (
+        jnp.arange(S)[None]
+        if sight.segment_BT is None
+        else jnp.asarray(np.arange(S)[None] * np.array([1, 1, 2, 1])[:rows, None])
+    )
     dropout = Draw(more.get('key_2', KEY_2), rate) if rate else Draw()
     view = View(sight, dropout, more.get('layer', 0), at[:, :length], at, own=own, causal=sight.causal)
-    return (q, k, draw(B, S, cfg.num_kv_heads, cfg.d_v, seed=2), learned), view
+    return (q, k, draw(rows, S, cfg.num_kv_heads, cfg.d_v, seed=2), learned), view
 
 
 def plain(cfg, q, k, v, learned, view):
@@ -75,7 +85,8 @@ def check(function, cfg, arrays, view):
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=2e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradients, expected_gradients)
     none = ~np.any(
-        np.broadcast_to(view.mask(cfg, y.shape[1], arrays[1].shape[1]), (B, 1, y.shape[1], arrays[1].shape[1])), axis=-1
+        np.broadcast_to(view.mask(cfg, y.shape[1], arrays[1].shape[1]), (len(y), 1, y.shape[1], arrays[1].shape[1])),
+        axis=-1,
     )[:, 0]
     assert not np.any(np.asarray(y)[none]) and np.all(np.any(np.asarray(y)[~none], axis=(1, 2)))
 
@@ -84,9 +95,9 @@ def check(function, cfg, arrays, view):
 
 KERNELS = {
     'grouped heads, d_v': ({}, 'padding', {}),
-    'one group': ({'num_kv_heads': 1, 'd_v': 19}, 'all', {}),
+    'one group': ({'num_kv_heads': 1, 'd_v': 19, 'attention__block': 64}, 'all', {}),
     'causal': ({'attention__block': 2}, 'causal', {}),
-    'later': ({'attention__score': 'dot', 'attention__block': 64}, 'causal, later', {'length': 7}),
+    'later': ({'attention__score': 'dot'}, 'causal, later', {'length': 7}),
     'cross': ({}, 'padding', {'own': False, 'length': 3}),
     'dropout': ({'attention__block': 8}, 'documents', {'rate': 0.3}),
     'dropout of a part of a batch': ({}, 'all', {'rate': 0.3, 'key_2': jnp.concatenate([KEY_2, KEY_2 * 0 + 2])}),
@@ -136,7 +147,7 @@ def test_the_pallas_kernel_is_lowered_for_accelerators(platform, name, target, c
     arrays, view = inputs(cfg, SIGHTS[sight], **more)
     for dtype in (jnp.float32, jnp.bfloat16):
         arrays = jax.tree.map(lambda leaf, dtype=dtype: leaf.astype(dtype), arrays)
-        traced = jax.jit(lambda arrays, view: flash.attention(cfg, *arrays, view)).trace(arrays, view)
+        traced = jax.jit(lambda arrays, view: flash.attention(cfg, None, *arrays, view)).trace(arrays, view)
         assert compiler in traced.lower(lowering_platforms=({'gpu': 'cuda'}.get(target, target),)).as_text()
 
 
@@ -168,7 +179,7 @@ def test_splash_attention_has_the_numbers_of_plain_attention(name):
     q, k, v = (draw(B, length, heads, 6, seed=heads) for heads in (2, 1, 1))
 
     def run(q, k, v, learned, view):
-        return library.attention('splash', cfg, q, k, v, learned, View(sight, Draw()))
+        return library.attention('splash', cfg, None, q, k, v, learned, View(sight, Draw()))
 
     check(run, cfg, (q, k, v, {'score': None, 'table': None}), View(sight, Draw()))
 
@@ -221,3 +232,47 @@ def test_cudnn_is_not_asked_for_what_it_refuses(monkeypatch, changes, reason):
     (q, k, _, _), view = inputs(cfg, SIGHTS['all'])
     found, why = library.implementation(cfg, None, q.astype(jnp.bfloat16), k.astype(jnp.bfloat16), view)
     assert found == 'xla' and why.startswith(reason)
+
+
+# On a mesh
+
+
+def compare():
+    """Run in a process with eight devices: two by two along the batch, two along heads."""
+    mesh = jax.make_mesh((2, 2, 2, 1), ('data', 'fsdp', 'model', 'seq'), axis_types=(AxisType.Auto,) * 4)
+    place = NamedSharding(mesh, PartitionSpec(('data', 'fsdp'), None, 'model'))
+    placed = lambda arrays: (*(jax.device_put(rows, place) for rows in arrays[:3]), arrays[3])  # noqa: E731
+    whole = lambda rows: jnp.concatenate([rows, rows[:1]])  # noqa: E731
+    sight = Sight(whole(jnp.asarray(KEYS)), whole(DOCUMENTS), causal=True)
+
+    flash.PLATFORM = 'interpret'
+    cfg = design(position='t5_relative', dropout__attention=0.3)
+    arrays, view = inputs(cfg, sight, 0.3, rows=4)
+    run = lambda *arrays: kernels.attention('pallas', cfg, mesh, *arrays)  # noqa: E731
+    check(run, cfg, placed(arrays), view)
+    text = jax.jit(run).lower(*placed(arrays), view).compile().as_text()
+    assert 'f32[1,2,' in text and not re.search(r'f32\[4,4,\d+,\d+\]', text)  # each has its row and its two heads
+
+    long = lambda rows: jnp.repeat(rows, 10, axis=1)[:, : library.LANES]  # noqa: E731
+    sight = Sight(long(sight.valid_BS), long(sight.segment_BT), causal=True)
+    cfg = design(d_v=6)
+    q, k, v = (draw(4, library.LANES, heads, 6, seed=heads) for heads in (H, G, G))
+
+    def splash(q, k, v, learned, view):
+        return library.attention('splash', cfg, mesh, q, k, v, learned, View(sight, Draw()))
+
+    check(splash, cfg, placed((q, k, v, {'score': None, 'table': None})), View(sight, Draw()))
+    assert devices.refusal(mesh, 6, 2).startswith('mesh.data and mesh.fsdp, which divide 6 rows')
+    assert devices.refusal(mesh, 8, 3).startswith('mesh.model=2, which does not divide model.num_kv_heads=3')
+    print('equal')
+
+
+def test_each_device_of_a_mesh_has_the_kernel_for_its_rows_and_heads():
+    environment = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_force_host_platform_device_count=8'}
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == 'equal'
+
+
+if __name__ == '__main__':
+    compare()

@@ -12,7 +12,7 @@ from quick import jit
 from jaxformer import config, losses
 from jaxformer.data.vocab import BOS, EOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.model import layers, ops, transformer
+from jaxformer.model import flash, layers, ops, transformer
 from jaxformer.model.context import Context
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Stack
@@ -312,6 +312,20 @@ def test_blockwise_attention_changes_no_number(graded, design):
     design |= {'dropout__attention': 0.2}
     _, _, loss, gradients = graded(**design)
     _, _, other_loss, other_gradients = graded(**design, attention__kernel='blockwise', attention__block=3)
+    np.testing.assert_allclose(other_loss, loss, rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradients, other_gradients)
+
+
+@pytest.mark.parametrize(('kernel', 'design'), [
+    ('library', {'d_v': 6, 'd_k': 6, 'num_kv_heads': 1}),
+    ('pallas', {'remat': 'block', 'relative__tables': 'per_layer', 'dropout__attention': 0.2}),
+])  # fmt: skip
+def test_kernels_for_accelerators_change_no_number(graded, monkeypatch, kernel, design):
+    monkeypatch.setattr(flash, 'PLATFORM', 'interpret')
+    design |= {'position': 't5_relative', 'attention__block': 4}
+    _, program, loss, gradients = graded(**design)
+    _, other_program, other_loss, other_gradients = graded(**design, attention__kernel=kernel)
+    assert program != other_program
     np.testing.assert_allclose(other_loss, loss, rtol=1e-5, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradients, other_gradients)
 
