@@ -113,11 +113,16 @@ class LaidOut:
             return self._model.apply(*args, **options)
 
     def _place(self, method: Callable[..., Any], args: Any, options: Any, context: nn.module.InterceptorContext) -> Any:
-        given = method(*args, **options)
         name = f'{type(context.module).__name__}.{context.method_name}'
         dims = next((dims for pattern, dims in ACTIVATIONS if re.search(pattern, name)), None)
         if dims is None:
-            return given
+            return method(*args, **options)
+        if context.method_name == '__call__':
+            # So that in the backward pass what comes from all that reads x is added up, and goes through the devices
+            # once, before it is added to what comes along the residual.
+            x, *rest = args
+            args = self._constrained(x, dims), *rest
+        given = method(*args, **options)
         if isinstance(given, tuple):
             return (self._constrained(given[0], dims), *given[1:])
         return self._constrained(given, dims)

@@ -26,11 +26,12 @@ B, T, D, V, N = 16, 24, 32, 72, 3
 SMALL = {
     **{'model.d_model': D, 'model.num_heads': 8, 'model.num_kv_heads': 8, 'model.d_k': 2, 'model.d_v': 6},
     **{'model.d_ff': 40, 'model.num_layers': N, 'model.vocab_size': V, 'model.remat': 'none'},
+    'model.residual': 'post',  # without a norm at the end; a sublayer's gradient joins what comes along the residual
     **{'model.precision.compute': 'float32', 'model.attention.kernel': 'plain', 'data.packing': 'stream'},
     **{'data.buckets': ((T,),), 'train.batch_size': B},
 }
 MATRICES = N * (D * 8 * (2 + 2 + 6) + 8 * 6 * D + 3 * D * 40)
-NORMS = (2 * N + 1) * D
+NORMS = 2 * N * D
 
 
 def main():
@@ -97,7 +98,7 @@ def test_fsdp_gathers_matrices_twice_and_scatters_gradients_once(steps):
 
 def test_tp_sums_the_activations_and_holds_its_share_of_the_matrices(steps):
     step, dp = steps['tp', 4, 1], steps['dp', 2, 1]
-    # Two in either direction of each layer; the looked up tokens, and the gradient that comes from the logits.
+    # Two in either direction of each layer, whatever reads its input; the looked up tokens, the gradient of the logits.
     assert sent(step, 'all-reduce', B * T * D * 4) == pytest.approx(2 * 3 / 4 * 4 * B * T * D * (4 * N + 2))
     whole = 3 * 4 * (MATRICES + 2 * V * D)  # with two moments
     batch = 4 * B * T
