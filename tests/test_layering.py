@@ -11,7 +11,8 @@ LAYERS = (
     {'errors'}, {'claims', 'files', 'heartbeats', 'values', 'pyfile'}, {'rules'}, {'config'},
     {'hyperparameters', 'processes', 'runtime'},
     {'data'}, {'model'}, {'sharding'},
-    {'optim', 'losses', 'objectives'}, {'checkpoint'}, {'decode'}, {'train'}, {'inspection'}, {'ablate'}, {'main'},
+    {'optim', 'losses', 'objectives'}, {'checkpoint'}, {'decode'}, {'train'}, {'inspection'}, {'ablate'},
+    {'commands'}, {'main'},
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

@@ -122,7 +122,7 @@ def test_a_missing_flag_is_explained_for_the_command_at_hand(arguments, said, un
     + [(1e30, '1e+30'), (float('nan'), 'nan'), (float('inf'), 'inf'), (0.0, '0'), (1e-9, '1e-09')],
 )
 def test_metrics_are_printed_as_people_write_numbers(value, shown, capsys):
-    command._print_metrics({'test/tokens': value}, as_json=False)
+    commands._print_metrics({'test/tokens': value}, as_json=False)
     assert capsys.readouterr().out.split() == ['test/tokens', shown]
 
 

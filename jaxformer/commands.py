@@ -1,0 +1,244 @@
+"""What each command of `jaxformer` does: reads its flags, calls the package, prints. No logic beyond that.
+
+A command is a function of (flag values, arguments that are no flags, changes of the config) → exit status. It imports
+what it needs when it is called: `jaxformer params` must not wait for what only training uses.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from jaxformer.errors import UserError
+
+
+def train(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Trains --config in --workdir, or goes on with what is there; the same command after any interruption."""
+    _none_left(positional)
+    cfg, workdir = _config(values, changes), _needed(values, 'workdir')
+    from jaxformer import processes
+    from jaxformer.train import loop
+
+    with processes.joined(values.coordinator, values.processes, values.process):
+        processes.agree(cfg)
+        metrics = loop.train(cfg, workdir)
+    if processes.index() == 0:
+        _print_metrics(metrics, values.json)
+    return 0
+
+
+def params(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Lists and counts the parameters of --config without allocating any."""
+    _none_left(positional)
+    cfg = _config(values, changes)
+    from jaxformer.ablate.count import data_sizes
+    from jaxformer.inspection import parameters
+
+    rows = parameters.from_config(cfg, *data_sizes(cfg))
+    print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
+    return 0
+
+
+def evaluate(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Loss, perplexity, accuracy and error rates of a checkpoint on a whole split; --config.data.… for other data."""
+    _none_left(positional)
+    from jaxformer.train.score import score
+
+    result = score(_needed(values, 'workdir'), values.step, values.split, changes)
+    _print_metrics(result, values.json)
+    return 0
+
+
+def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Decodes --input line by line, greedily, to --output (standard output without it)."""
+    _none_left(positional)
+    from jaxformer.data import text
+    from jaxformer.decode.lines import decode_lines
+    from jaxformer.files import write_atomic
+
+    lines = text.read_lines(_needed(values, 'input'))
+    if values.output:
+        _refuse_unwritable(values.output)
+    outputs = ''.join(f'{line}\n' for line in decode_lines(_needed(values, 'workdir'), values.step, lines))
+    if values.output:
+        write_atomic(values.output, outputs)
+    else:
+        sys.stdout.write(outputs)
+    return 0
+
+
+def plan(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Prints the cells of a grid, their sizes, and what of it is there already; runs nothing."""
+    _none_left(positional)
+    from jaxformer.ablate import plan as plans
+
+    resolved = plans.resolve(plans.read(_needed(values, 'grid'), changes))
+    workdir = _needed(values, 'workdir')
+    content = plans.as_json(resolved, workdir, values.seeds)
+    text = '' if values.json else plans.as_text(resolved, workdir, values.seeds)
+    if values.memory:
+        from jaxformer.ablate import footprint  # late: it starts a backend, and compiles
+
+        content['memory'] = footprint.of_cells(resolved.cells)
+        text += f'\n\n{footprint.as_text(content["memory"])}'
+    print(json.dumps(content) if values.json else text)
+    return 0
+
+
+def ablate(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Runs what is missing of a grid, every cell with --seeds seeds, and writes the report."""
+    _none_left(positional)
+    from jaxformer.ablate import launch, launchers, workers
+    from jaxformer.ablate import plan as plans
+    from jaxformer.ablate import report as reports
+
+    workers.leave_with_parent()
+    grid, workdir = _needed(values, 'grid'), _needed(values, 'workdir')
+    resolved = plans.resolve(plans.read(grid, changes))
+    arguments = ['ablate', f'--grid={grid}', f'--workdir={workdir}', f'--seeds={values.seeds}']
+    status = launchers.start(
+        resolved,
+        workdir,
+        values.seeds,
+        [*arguments, *(f'--config.{field}={value}' for field, value in changes.items())],
+        launcher=values.launcher,
+        number=values.workers,
+        slurm=values.slurm,
+        retry_failed=values.retry_failed,
+    )
+    if launch.WORKER not in os.environ:  # whoever started several workers writes it
+        for path in reports.write(workdir).values():
+            print(path)
+    return status
+
+
+def status(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """How far a grid is: every run with its state, its worker and the time left; changes nothing."""
+    _none_left(positional)
+    from jaxformer.ablate import status as state
+
+    found = state.read(_needed(values, 'workdir'))
+    print(json.dumps(state.as_json(found)) if values.json else state.as_text(found))
+    return 0
+
+
+def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Writes report.md, report.csv and report.html of a grid and prints the first."""
+    _none_left(positional)
+    from jaxformer.ablate import report as reports
+
+    written = reports.write(_needed(values, 'workdir'))
+    print(written['md'].read_text())
+    for path in written.values():
+        print(path)
+    return 0
+
+
+def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Looks into a checkpoint: `params` (the default) from its metadata, `attention` maps of --input as pictures."""
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # looking must not take an accelerator that a run wants
+    view, *rest = positional or ['params']
+    _none_left(rest)
+    workdir = _needed(values, 'workdir')
+    if view == 'params':
+        from jaxformer.inspection import parameters
+
+        rows = parameters.from_checkpoint(workdir, values.step)
+        print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
+    elif view == 'attention':
+        from jaxformer.inspection import attention
+
+        maps = attention.maps(workdir, _needed(values, 'input'), values.step)
+        paths = [str(path) for path in attention.draw(maps, values.output or os.path.join(workdir, 'attention'))]
+        print(json.dumps(paths) if values.json else '\n'.join(paths))
+    else:
+        raise UserError(f'inspect {view}: no such view; choose params or attention')
+    return 0
+
+
+def compare(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Differences of configuration, environment and final metrics of two or more runs, or of two or more grids."""
+    if len(positional) < 2:
+        noun = 'directory' if len(positional) == 1 else 'directories'
+        raise UserError(f'compare: {len(positional)} run {noun} given; name two or more')
+    from jaxformer.ablate import compare as grids
+    from jaxformer.inspection import compare as runs
+
+    if grids.are_grids(positional):
+        compared = grids.compare(positional)
+        print(json.dumps(grids.as_json(compared)) if values.json else grids.as_text(compared))
+    else:
+        result = runs.compare(positional)
+        print(json.dumps(runs.as_json(result)) if values.json else runs.as_text(result))
+    return 0
+
+
+def import_(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Makes --workdir a run, at step 0, of the GPT-2, Llama, BERT, T5 or Marian model in the directory --input."""
+    _none_left(positional)
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    from jaxformer.inspection import import_ as importing
+
+    workdir = _needed(values, 'workdir')
+    print(importing.advice(importing.run(_needed(values, 'input'), workdir), workdir))
+    return 0
+
+
+def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Writes a checkpoint to the directory --output, in the layout of transformers, with its tokenizer.json."""
+    _none_left(positional)
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    from jaxformer.inspection import export as exporting
+
+    exporting.run(_needed(values, 'workdir'), values.step, _needed(values, 'output'))
+    return 0
+
+
+def verify_resume(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Trains --config straight, and stopped in the middle and gone on with; fails where anything differs."""
+    _none_left(positional)
+    from jaxformer.train import verify
+
+    if values.steps < verify.LEAST_STEPS:
+        raise UserError(f'--steps={values.steps}: at least {verify.LEAST_STEPS}')
+    print(verify.resume(_config(values, changes), values.steps))
+    print('resume is exact')
+    return 0
+
+
+def _config(values: flags.FlagValues, changes: dict[str, str]) -> Any:
+    from jaxformer import config
+
+    loaded = config.load(_needed(values, 'config'))
+    config.override(loaded, changes)
+    return config.resolve(loaded)
+
+
+def _needed(values: flags.FlagValues, name: str) -> Any:
+    if (value := values[name].value) in (None, ''):
+        raise UserError(f'--{name} is missing: {values[name].help}')
+    return value
+
+
+def _refuse_unwritable(path: str) -> None:
+    """Before the work is done, not after it."""
+    directory = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.path.isdir(directory) or not os.access(directory, os.W_OK):
+        raise UserError(f'--output={path}: not a file in a directory that can be written; choose another one')
+
+
+def _none_left(positional: Sequence[str]) -> None:
+    if positional:
+        raise UserError(f'{positional[0]}: not expected here; flags are written --name=value')
+
+
+def _print_metrics(metrics: dict[str, float], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(metrics))
+        return
+    for name, value in metrics.items():
+        grouped = (float(value).is_integer() or abs(value) >= 1e5) and abs(value) < 1e15
+        print(f'{name:<18} {value:{",.0f" if grouped else ".6g"}}')
