@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import jaxformer
-from jaxformer import main as command
+from jaxformer import commands
 from jaxformer.main import COMMANDS, main
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -75,7 +75,7 @@ def test_a_workdir_that_cannot_be_written_is_named(tmp_path, capsys):
 def test_every_command_explains_itself_and_its_flags(name, capsys):
     assert main([name, '--help']) == 0
     shown = capsys.readouterr().out
-    assert command.COMMANDS[name][0].__doc__ in shown
+    assert COMMANDS[name][0].__doc__ in shown
     assert all(f'--{flag}' in shown for flag in COMMANDS[name][1])
 
 
