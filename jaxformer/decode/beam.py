@@ -98,8 +98,7 @@ def beam(
 
         logprob_BK, going_BK = jax.lax.top_k(jnp.where(ends_BM, -jnp.inf, logprob_BM), K)
         ahead_B = jnp.maximum(divisor_T[jnp.minimum(L_B + 1, T)], divisor_T[T - prefix_B])
-        done_B = state.done_B | (best.score[:, -1] >= logprob_BK[:, 0] / ahead_B)
-        logprob_BK = jnp.where(done_B[:, None], -jnp.inf, logprob_BK)
+        done_B = best.score[:, -1] >= logprob_BK[:, 0] / ahead_B
         return _State(
             index,
             jnp.take_along_axis(symbol_BM, going_BK, axis=1),

@@ -103,9 +103,9 @@ def sample(
 
     def choose(logits_BV: Array, tokens_BT: Array, index: Array) -> Array:
         before = jnp.concatenate([read_BP, tokens_BT], axis=1)
-        before = jnp.where(before < 0, logits_BV.shape[-1], before)  # −1 is no symbol; dropped, not the last one
+        before = jnp.where(before < 0, logits_BV.shape[-1], before)  # −1 is no symbol: dropped, and not the last one
         row_B1 = jnp.arange(before.shape[0])[:, None]
-        said_BV = jnp.zeros(logits_BV.shape, bool).at[row_B1, before].set(True, mode='drop')
+        said_BV = jnp.zeros(logits_BV.shape, bool).at[row_B1, before].set(True)
         shaped_BV = shape.of(logits_BV, said_BV)
         return jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, index), row))(key_B, shaped_BV)
 

@@ -192,6 +192,21 @@ def without_a_stop(table, beam_size, alpha, base, max_length):
     return sorted(ended, reverse=True)
 
 
+@pytest.mark.parametrize(('alpha', 'first', 'then', 'best'), [
+    # 1: the end at once has -0.635; 0 with three more would have -0.799 / 1.5, and with one more -0.799 / 1.17
+    (1.0, {EOS: 0.53, 0: 0.45}, 0, [0, 0, 0, 0]),
+    # -0.5: the end at once has -0.799; 0 and the end would have -0.693 * 1.08, and at the limit -0.693 * 1.22
+    (-0.5, {EOS: 0.45, 0: 0.5}, EOS, [0, EOS, PAD, PAD]),
+])  # fmt: skip
+def test_what_is_behind_may_win_at_another_length(alpha, first, then, best):
+    """B29: a bound by the length so far, or by the limit, would end these searches too early."""
+    table = np.full((1, V + 1, V), 1e-4)
+    table[0, V, list(first)] = list(first.values())
+    table[0, :V, then] = 1.0
+    found = search(np.log(table / table.sum(axis=-1, keepdims=True)), 2, alpha)
+    assert found.tokens[0, 0].tolist() == best and found.score[0, 0] > np.log(first[EOS]) + 0.01
+
+
 def test_it_stops_when_no_beam_can_win_and_not_before():
     """Steps are counted: an end that nothing can beat needs one; a penalty that favours length needs them all."""
     table = np.full((2, V + 1, V), -20.0, np.float32)
