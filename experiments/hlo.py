@@ -75,7 +75,7 @@ def exchanges(text: str) -> list[Collective]:
     partitions = int(found[1]) if (found := re.search(r'num_partitions=(\d+)', text)) else 1
     counted = []
     for instructions, times in _computations(text):
-        added = _added_to_another(instructions)
+        added = _added_to_another(instructions, partitions)
         for one in instructions.values():
             if one.operation not in OPERATIONS or one.name in added:
                 continue
@@ -158,15 +158,14 @@ def _turns(loop: Instruction, found: Mapping[str, Mapping[str, Instruction]]) ->
     return int(bounds[0].operands[0])
 
 
-def _added_to_another(instructions: Mapping[str, Instruction]) -> set[str]:
+def _added_to_another(instructions: Mapping[str, Instruction], partitions: int) -> set[str]:
     """All-reduces whose result only goes into a sum with that of another one of the same group."""
     uses = collections.Counter(operand for one in instructions.values() for operand in one.operands)
-    groups: dict[str, tuple[str, str]] = {}  # sum → (its shape and group, the all-reduce that stays)
+    groups: dict[str, tuple[object, str]] = {}  # sum → (its shape and group, the all-reduce that stays)
     added = set()
     for one in instructions.values():
         if one.operation == 'all-reduce':
-            found = re.search(r'replica_groups=.*?\}(?=,|$)', one.attributes)
-            groups[one.name] = f'{one.shape} {found and found[0]}', one.name
+            groups[one.name] = (one.shape, _first_group(one, partitions)), one.name
         elif one.operation == 'add' and all(uses[name] == 1 and name in groups for name in one.operands):
             (of_left, stays), (of_right, goes) = (groups[name] for name in one.operands)
             if of_left == of_right:

@@ -62,7 +62,7 @@ ENTRY %main (q: f32[6]) -> f32[6] {
   %left = f32[6]{0} all-reduce(%q), replica_groups={}, to_apply=%sum
   %right = f32[6]{0} all-reduce(%one), replica_groups={}, to_apply=%sum
   %both = f32[6]{0} add(%left, %right)
-  %third = f32[6]{0} all-reduce(%of_nobody), replica_groups={}, to_apply=%sum
+  %third = f32[6]{0} all-reduce(%of_nobody), replica_groups=[1,8]<=[8], to_apply=%sum
   %all = f32[6]{0} add(%both, %third)
   %swapped = (s32[2]{0}, s32[2]{0}) all-to-all(%q, %q), replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}
   ROOT %given = f32[6]{0} add(%all, %all)
