@@ -207,13 +207,13 @@ def pays(steps: Sequence[Step | UserError], sizes: Sequence[int], hardware: Hard
     It pays as long as there is a program that fits into the memory, its step takes less time than that of fewer
     devices, and sending takes no longer than computing.
     """
-    paid, before, least = 0, math.inf, math.inf
+    paid, before = 0, math.inf
     for step, size in zip(steps, sizes, strict=True):
         upto = f'pays up to {paid} devices' if paid else 'does not pay'
         if isinstance(step, UserError):
             return f'{upto}; {size} cannot be: {step}'
-        least = min(least, step.memory.total)
         if not fits(step, hardware):
+            tight = step.memory
             continue
         took = times(step, hardware)
         if took.links > took.compute:
@@ -222,7 +222,8 @@ def pays(steps: Sequence[Step | UserError], sizes: Sequence[int], hardware: Hard
             return f'{upto}; with {size} a step takes {took.step / before:.2f} times as long'
         paid, before = size, took.step
     if not paid:
-        return f'does not fit: {least / 1e9:.0f} GB of {hardware.memory / 1e9:.0f} at least'
+        state, total = tight.arguments / 1e9, tight.total / 1e9
+        return f'may not fit: {state:.0f} GB of state, {total:.0f} by the bound, of {hardware.memory / 1e9:.0f}'
     return f'pays up to {paid} devices, the most that were looked at'
 
 

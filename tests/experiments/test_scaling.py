@@ -164,7 +164,7 @@ def test_how_far_a_strategy_pays():
     assert say(good, better, step_of(1e11, 1e7)) == 'pays up to 8 devices, the most that were looked at'
     assert say(good, better, talks) == 'pays up to 4 devices; with 8 sending takes 4.0 times as long as computing'
     assert say(good, good, better) == 'pays up to 2 devices; with 4 a step takes 1.00 times as long'
-    assert say(full, full, full) == 'does not fit: 12 GB of 10 at least'
+    assert say(full, full, full) == 'may not fit: 2 GB of state, 12 by the bound, of 10'
     assert say(full, better, better).startswith('pays up to 4 devices; with 8 ')  # it has to fit first
     assert say(talks, talks, talks).startswith('does not pay; with 2 sending takes 4.0 ')
     assert say(good, UserError('heads'), good) == 'pays up to 2 devices; 4 cannot be: heads'
