@@ -3,31 +3,43 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from absl import logging
 from etils import epath
 from flax import traverse_util
 
-from jaxformer import checkpoint, optim, sharding
+from jaxformer import optim, sharding
 from jaxformer.config import Config
-from jaxformer.decode.open import find_step
+from jaxformer.errors import RunError
 from jaxformer.files import CHECKPOINTS
+from jaxformer.inspection import stored
+from jaxformer.inspection.stored import Stored
 from jaxformer.model import transformer
 
 UNKNOWN = '?'
 """Letter of a dimension that `sharding.PARAMETERS` does not name (a checkpoint of another version)."""
 
+PREFIX = 'params/'
+"""Of the names of parameters among the arrays of a checkpoint."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A parameter: `letters` names the dimensions of `shape`; `decayed` says whether weight decay applies to it."""
+    """A parameter.
+
+    letters: name the dimensions of `shape`. shape, dtype: None and UNKNOWN where damage hides them; they count as 0.
+    divided: 'H:model' where mesh axes divide it, several with a blank between them; '' where each device has all of it.
+    decayed: whether weight decay, where the config has any, applies to it.
+    """
 
     path: str
     letters: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     dtype: str
+    divided: str
     count: int
     bytes: int
     decayed: bool
@@ -39,24 +51,43 @@ def from_config(cfg: Config, vocab_size: int, num_classes: int = 0) -> list[Row]
     Raises:
       UserError: cfg.model.vocab_size is below what the data needs.
     """
-    return _rows(transformer.abstract_params(cfg.model, vocab_size, num_classes))
+    params = transformer.abstract_params(cfg.model, vocab_size, num_classes)
+    axes = {axis for axis, size in zip(sharding.AXES, sharding.sizes(cfg.mesh), strict=True) if size != 1}
+
+    def planned(path: str, leaf: Any) -> Stored:
+        wanted = [sharding.MESH_AXES.get(letter, ()) for letter in _letters(path, leaf.ndim)]
+        divided = tuple(tuple(axis for axis in entry if axis in axes) for entry in wanted)
+        return Stored(tuple(leaf.shape), leaf.dtype, divided)
+
+    return rows({path: planned(path, leaf) for path, leaf in _by_path(params)})
 
 
 def from_checkpoint(workdir: epath.PathLike, step: int | None = None) -> list[Row]:
-    """The parameters that a run saved at `step` (None: its newest whole checkpoint), by path; no array is loaded.
+    """The parameters that a run saved at `step` (None: the newest step), by path; from metadata alone.
 
-    It does not matter how many devices the checkpoint was saved from, nor how many there are.
+    It does not matter how many devices the checkpoint was saved from, nor how many there are. Of a damaged one a
+    warning says what is wrong, and what can be read of it is listed; of one without parameters of ours, every array.
 
-    Raises: as `jaxformer.decode.open.find_step`.
+    Raises:
+      UserError: as `jaxformer.inspection.stored.find`.
+      RunError: nothing of the checkpoint can be read.
     """
-    step = find_step(workdir, step)
-    arrays = checkpoint.metadata(epath.Path(workdir) / CHECKPOINTS, step)
-    params = {
-        tuple(path.split('/'))[1:]: jax.ShapeDtypeStruct(shape, dtype)
-        for path, (shape, dtype) in arrays.items()
-        if path.startswith('params/')
-    }
-    return _rows(traverse_util.unflatten_dict(params))
+    return rows(of_checkpoint(epath.Path(workdir) / CHECKPOINTS / str(stored.find(workdir, step))))
+
+
+def of_checkpoint(path: epath.Path) -> dict[str, Stored]:
+    """The parameters in the checkpoint `path` by their paths below 'params', or every array where there is none.
+
+    Raises:
+      RunError: nothing of it can be read, or it holds no array.
+    """
+    arrays = stored.listed(path)
+    if not arrays:
+        raise RunError(f'{path}: holds no array')
+    if params := {name.removeprefix(PREFIX): array for name, array in arrays.items() if name.startswith(PREFIX)}:
+        return params
+    logging.warning('%s: not a checkpoint of jaxformer (it has no params); every array of it is listed', path)
+    return arrays
 
 
 def groups(rows: Sequence[Row]) -> dict[str, int]:
@@ -77,38 +108,46 @@ def as_json(rows: Sequence[Row]) -> dict[str, Any]:
         'total': sum(row.count for row in rows),
         'bytes': sum(row.bytes for row in rows),
         'groups': groups(rows),
-        'parameters': [{**dataclasses.asdict(row), 'shape': list(row.shape)} for row in rows],
+        'parameters': [{**dataclasses.asdict(row), 'shape': row.shape and list(row.shape)} for row in rows],
     }
 
 
 def as_text(rows: Sequence[Row]) -> str:
     """The rows as an aligned table, then the totals by part."""
     total = sum(row.count for row in rows)
-    lines = [('parameter', 'letters', 'shape', 'dtype', 'count', 'bytes', 'decayed')]
+    lines = [('parameter', 'letters', 'shape', 'dtype', 'divided', 'count', 'bytes', 'decayed')]
     for row in rows:
-        shape = ' x '.join(map(str, row.shape))
+        shape = UNKNOWN if row.shape is None else ' x '.join(map(str, row.shape))
+        numbers = f'{row.count:,}', f'{row.bytes:,}'
         decayed = 'yes' if row.decayed else 'no'
-        lines.append((row.path, row.letters, shape, row.dtype, f'{row.count:,}', f'{row.bytes:,}', decayed))
+        lines.append((row.path, row.letters, shape, row.dtype, row.divided or '-', *numbers, decayed))
     parts = [('part', 'count', 'share')]
     parts += [(part, f'{count:,}', f'{count / max(total, 1):.1%}') for part, count in groups(rows).items()]
     size = sum(row.bytes for row in rows)
     end = f'total {total:,} parameters, {size:,} bytes ({size / 2**20:,.1f} MiB)'
-    return '\n\n'.join((_aligned(lines, right=(4, 5)), _aligned(parts, right=(1, 2)), end))
+    return '\n\n'.join((aligned(lines, right=(5, 6)), aligned(parts, right=(1, 2)), end))
 
 
-def _rows(params: Any) -> list[Row]:
-    decayed = dict(_by_path(optim.decay_mask(params)))
+def rows(params: Mapping[str, Stored]) -> list[Row]:
+    """A row for each parameter by its path; which are decayed says the mask that the optimiser takes."""
+    tree = traverse_util.unflatten_dict({tuple(path.split('/')): path for path in params})
+    decayed = {
+        path: mask for (_, path), (_, mask) in zip(_by_path(tree), _by_path(optim.decay_mask(tree)), strict=True)
+    }
     return [
         Row(
             path=path,
-            letters=_letters(path, len(leaf.shape)),
-            shape=tuple(leaf.shape),
-            dtype=leaf.dtype.name,
-            count=(count := math.prod(leaf.shape)),
-            bytes=count * leaf.dtype.itemsize,
-            decayed=bool(decayed[path]),
+            letters=(letters := _letters(path, len(array.divided))),
+            shape=array.shape,
+            dtype=UNKNOWN if array.dtype is None else array.dtype.name,
+            divided=' '.join(
+                f'{letter}:{"+".join(axes)}' for letter, axes in zip(letters, array.divided, strict=True) if axes
+            ),
+            count=(count := 0 if array.shape is None else math.prod(array.shape)),
+            bytes=0 if array.dtype is None else count * array.dtype.itemsize,
+            decayed=decayed[path],
         )
-        for path, leaf in _by_path(params)
+        for path, array in sorted(params.items())
     ]
 
 
@@ -135,7 +174,7 @@ def _group(path: str) -> str:
     return 'embedding' if parts[0].endswith('embedding') else parts[0]
 
 
-def _aligned(lines: Sequence[tuple[str, ...]], right: tuple[int, ...]) -> str:
+def aligned(lines: Sequence[tuple[str, ...]], right: tuple[int, ...]) -> str:
     """Columns as wide as their widest cell, those in `right` flush right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = (

@@ -9,12 +9,16 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
+import tensorstore
 from orbax.checkpoint import v1 as ocp
 
-from jaxformer import checkpoint, config
+from jaxformer import checkpoint, config, optim, sharding
 from jaxformer.errors import RunError, UserError
 from jaxformer.inspection import parameters
+from jaxformer.inspection.stored import Stored
+from jaxformer.model import transformer
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 
@@ -67,7 +71,8 @@ def test_every_parameter_is_in_one_group(make_cfg):
 
 
 def test_checkpoint_has_the_rows_of_its_config_and_no_array_is_loaded(trained, make_cfg, monkeypatch):
-    monkeypatch.setattr(ocp, 'load_checkpointables', lambda *args, **kwargs: pytest.fail('arrays were loaded'))
+    for module, name in ((tensorstore, 'open'), (ocp, 'load'), (ocp, 'load_checkpointables')):
+        monkeypatch.setattr(module, name, lambda *args, **kwargs: pytest.fail('arrays were loaded'))
     rows = parameters.from_checkpoint(trained)
     assert rows == parameters.from_config(make_cfg(), 15)
     assert parameters.from_checkpoint(trained, 30) == rows
@@ -87,32 +92,101 @@ def test_json_and_text_hold_every_row(trained):
     assert f'total {data["total"]:,} parameters' in end
 
 
-def test_damaged_absent_and_foreign_checkpoints_are_named(trained, tmp_path, caplog):
-    run = tmp_path / 'run'
-    shutil.copytree(trained, run)
-    damaged = run / 'checkpoints' / '60'
-    victim = max((file for file in damaged.glob('state/**/*') if file.is_file()), key=lambda file: file.stat().st_size)
-    content = bytearray(victim.read_bytes())
-    content[len(content) // 2] ^= 1
-    victim.write_bytes(bytes(content))
+def cut(file):
+    """Half of a file is gone, as after a full disk."""
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def copied(trained, tmp_path):
+    run = pathlib.Path(shutil.copytree(trained, tmp_path / 'run'))
+    return run, run / 'checkpoints' / '60' / 'state'
+
+
+def test_cut_checkpoint_is_named_passed_over_and_listed_on_demand(trained, tmp_path, caplog):
+    run, state = copied(trained, tmp_path)
+    rows = parameters.from_checkpoint(run)
+    cut(next(state.glob('ocdbt.process_0/d/*')))
     with caplog.at_level(logging.WARNING):
-        assert parameters.from_checkpoint(run) == parameters.from_checkpoint(run, 30)
-    assert str(damaged) in caplog.text
-    with pytest.raises(RunError, match=r'60: damaged checkpoint: state.* has changed'):
-        parameters.from_checkpoint(run, 60)
-    with pytest.raises(UserError, match='no checkpoint of step 7; the steps there are: 30, 60'):
-        parameters.from_checkpoint(run, 7)
+        assert parameters.from_checkpoint(run) == parameters.from_checkpoint(run, 30) == rows
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f'{state.parent}: not a whole checkpoint (state/ocdbt.process_0/d/' in line and 'bytes instead of' in line
+    caplog.clear()
+    listed = parameters.from_checkpoint(run, 60)  # damage may hide the dtypes; names and shapes stand elsewhere, too
+    assert [(row.path, row.shape, row.count) for row in listed] == [(row.path, row.shape, row.count) for row in rows]
+    assert 'what can be read of it follows' in caplog.text
     shutil.rmtree(run / 'checkpoints' / '30')
-    with pytest.raises(RunError, match='no whole checkpoint'):
-        parameters.from_checkpoint(run)
+    assert parameters.from_checkpoint(run) == listed
+
+
+def test_metadata_that_changed_is_noticed(trained, tmp_path, caplog):
+    run, state = copied(trained, tmp_path)
+    index = (state / '_METADATA').read_text()
+    (state / '_METADATA').write_text(index.replace('write_shape": [48]', 'write_shape": [49]'))
+    parameters.from_checkpoint(run)
+    assert 'state/_METADATA: its content has changed' in caplog.text
+
+
+def test_nothing_readable_is_one_line(trained, tmp_path):
+    run, state = copied(trained, tmp_path)
+    for file in state.rglob('*'):
+        if file.is_file():
+            file.write_bytes(b'')
+    with pytest.raises(RunError, match='60: no array of it can be listed') as raised:
+        parameters.from_checkpoint(run, 60)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_absent_ones_are_named(trained, tmp_path):
+    with pytest.raises(UserError, match='no checkpoint of step 7; the steps there are: 30, 60'):
+        parameters.from_checkpoint(trained, 7)
     with pytest.raises(UserError, match='not the directory of a run'):
         parameters.from_checkpoint(tmp_path)
 
 
+def test_foreign_checkpoint_is_named_and_listed(trained, tmp_path, caplog):
+    run, _ = copied(trained, tmp_path)
+    ocp.save(run / 'checkpoints' / '90', {'dense': {'bias': np.ones(3)}, 'blocks': [np.ones((5, 7)), np.ones(2)]})
+    assert {row.path: row.shape for row in parameters.from_checkpoint(run, 90)} == {
+        'blocks/0': (5, 7), 'blocks/1': (2,), 'dense/bias': (3,),
+    }  # fmt: skip
+    assert 'manifest.json: missing' in caplog.text and 'not a checkpoint of jaxformer (it has no params)' in caplog.text
+    assert parameters.from_checkpoint(run) == parameters.from_checkpoint(run, 60)  # it is no newer one of ours
+
+
 def test_parameter_of_another_version_is_listed_without_letters():
-    rows = parameters._rows({'decoder': {'memory': {'slots': jax.ShapeDtypeStruct((5, 7), 'float32')}}})
-    assert [(row.path, row.letters, row.count) for row in rows] == [('decoder/memory/slots', '??', 35)]
+    stored = Stored((5, 7), np.dtype('float32'), ((), ('fsdp', 'model')))
+    (row,) = rows = parameters.rows({'decoder/memory/slots': stored})
+    assert (row.path, row.letters, row.divided, row.count) == ('decoder/memory/slots', '??', '?:fsdp+model', 35)
     assert sum(parameters.groups(rows).values()) == 35
+
+
+DECAYED = [
+    {'model.norm': 'rmsnorm'},
+    {'model.residual': 'post', 'model.attention.bias': 'all'},
+    {'model.residual': 'sandwich', 'model.embedding.norm': 'on', 'model.attention.score': 'additive'},
+    {'model.family': 'mlm', 'model.head.transform': 'on', 'model.embedding.softmax_bias': 'on'},
+    {'model.family': 'classifier', 'model.head.pooler': 'on', 'model.position': 't5_relative'},
+    {'model.mixer': 'gru', 'model.feed_forward': 'swiglu'},
+]
+
+
+@pytest.mark.parametrize('changes', DECAYED, ids=str)
+def test_decayed_is_what_the_optimiser_decays(changes):
+    edited = config.load(CONFIGS / 'tiny.py')
+    if family := changes.get('model.family'):
+        changes = {**changes, 'data.name': {'mlm': 'text', 'classifier': 'labelled'}[family], 'data.source': 'any'}
+        changes |= {'data.tokenizer': 'characters', 'data.buckets': ((9,),)}
+    config.override(edited, {'optim.weight_decay': 0.1, 'optim.clip_norm': None, **changes})
+    cfg = config.resolve(edited)
+    abstract = transformer.abstract_params(cfg.model, 15, 4)
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), abstract)
+    optimizer = optim.build(cfg)
+    update, _ = optimizer.update(jax.tree.map(np.zeros_like, ones), optimizer.init(ones), ones)
+    moved = {sharding.path_name(path): bool(np.any(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(update)}
+    assert {row.path: row.decayed for row in parameters.from_config(cfg, 15, 4)} == moved
+    named = {path for path in moved if path.endswith(('scale', 'bias'))}
+    assert {path for path, decayed in moved.items() if not decayed} == named and named
 
 
 SAVE_ON_EIGHT = """
@@ -142,4 +216,9 @@ def test_checkpoint_of_eight_devices_is_listed_on_fewer(make_cfg, tmp_path):
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags}
     subprocess.run([sys.executable, '-c', SAVE_ON_EIGHT, str(tmp_path)], env=environment, check=True, timeout=300)
     assert checkpoint.steps(tmp_path / 'checkpoints') == [5]
-    assert parameters.from_checkpoint(tmp_path) == parameters.from_config(cfg, 16)
+    rows = parameters.from_checkpoint(tmp_path)
+    assert rows == parameters.from_config(cfg, 16)
+    divided = {row.path: row.divided for row in rows}
+    assert (
+        divided['embedding'] == 'V:model D:fsdp' and divided['decoder/layers/cross_attention/out'] == 'H:model D:fsdp'
+    )
