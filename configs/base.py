@@ -146,7 +146,7 @@ def get_config() -> ConfigDict:
     config.eval = ConfigDict()
     config.eval.split = 'dev'
     config.eval.every = 1000  # steps between losses on that split; 0 = only at the end
-    config.eval.decode_every = 0  # steps between error rates by greedy decoding; 0 = only at the end
+    config.eval.decode_every = 0  # steps between error rates by decoding; 0 = only at the end
     config.eval.batch_size = 256  # sequences; also of decoding
     config.eval.max_decode_length = 64  # symbols, end of sequence included
     config.eval.search = 'greedy'  # greedy | sample | beam; of seq2seq and lm

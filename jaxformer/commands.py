@@ -53,7 +53,7 @@ def evaluate(values: flags.FlagValues, positional: Sequence[str], changes: dict[
 
 
 def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Decodes --input line by line, greedily, to --output (standard output without it)."""
+    """Decodes --input line by line to --output (standard output without it); --config.eval.… for another search."""
     _none_left(positional)
     from jaxformer.data import text
     from jaxformer.decode.lines import decode_lines
@@ -62,7 +62,8 @@ def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     lines = text.read_lines(_needed(values, 'input'))
     if values.output:
         _refuse_unwritable(values.output)
-    outputs = ''.join(f'{line}\n' for line in decode_lines(_needed(values, 'workdir'), values.step, lines))
+    decoded = decode_lines(_needed(values, 'workdir'), values.step, lines, changes)
+    outputs = ''.join(f'{line}\n' for line in decoded)
     if values.output:
         write_atomic(values.output, outputs)
     else:

@@ -22,7 +22,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   train    --config=FILE --workdir=RUN [--config.a.b=value …]   train, or go on with what is there
   params   --config=FILE [--config.a.b=value …]                 count parameters without allocating any
   eval     --workdir=RUN [--step=N] [--split=test] [--config.data.b=value …]      loss, perplexity and error rates
-  decode   --workdir=RUN --input=FILE|- [--output=FILE]         one output line per input line
+  decode   --workdir=RUN --input=FILE|- [--output=FILE] [--config.eval.b=value …]       one output line per input line
   plan     --grid=FILE --workdir=GRID [--seeds=N] [--memory] [--config.a.b=value …]     what a grid would run and take
   ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
   status   --workdir=GRID                                       how far its runs are, who works on them, time left
@@ -142,7 +142,7 @@ def _command(arguments: list[str]) -> int:
                 print(f'  --{flag:<13} {values[flag].help}{default}')
             return 0
         changes, arguments = _split_changes(arguments)
-        if changes and name != 'eval' and not {'config', 'grid'} & set(allowed):
+        if changes and name not in ('eval', 'decode') and not {'config', 'grid'} & set(allowed):
             raise UserError(f'--config.{next(iter(changes))}: {name} takes no changes of a config')
         try:
             positional = values([name, *arguments])[1:]

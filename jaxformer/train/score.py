@@ -1,17 +1,15 @@
 """Scores of a finished or running run's checkpoint on a whole split, of its own data or of other."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
 
-from jaxformer import config, files
 from jaxformer.data import corpus as corpora
 from jaxformer.data import special_ids
 from jaxformer.data.splits import PairSplit
-from jaxformer.decode.open import OpenRun, on_every_device, open_run
+from jaxformer.decode.open import OpenRun, changed, on_every_device, open_run
 from jaxformer.decode.predict import Decoder
 from jaxformer.errors import UserError
 from jaxformer.train.directory import other_data, refuse_another_vocabulary
@@ -24,7 +22,7 @@ def score(
     split: str | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Loss, perplexity, accuracy, and of sequences error rates by greedy decoding; examples and tokens they rest on.
+    """Loss, perplexity, accuracy, and of sequences error rates by eval.search; examples and tokens behind them.
 
     Args:
       workdir: a run directory. step: the newest whole checkpoint without it. split: the config's eval.split without it.
@@ -34,7 +32,8 @@ def score(
       UserError: no such run, step or split, or the data is not in the symbols of the run.
       RunError: no whole checkpoint.
     """
-    run = _changed(open_run(workdir, step), changes or {})
+    run = changed(open_run(workdir, step), changes or {}, 'eval', ('data.', 'eval.'))
+    other = any(field.startswith('data.') for field in changes or {})
     imported = run.vocab.tokenizer == 'file'
     if imported and not run.vocab.definition:
         raise UserError(
@@ -44,14 +43,14 @@ def score(
     try:
         corpus = corpora.load(run.cfg.data)
     except UserError as error:
-        if changes or not imported:
+        if other or not imported:
             raise
         raise UserError(f'{error}. {_remedy(run)}') from error
-    if imported and not changes and corpus.vocab.classes != run.vocab.classes:
+    if imported and not other and corpus.vocab.classes != run.vocab.classes:
         raise UserError(f'{run.workdir}: its classes are not those of data.name={run.cfg.data.name}. {_remedy(run)}')
     special_ids.refuse_others(run.cfg.model, run.cfg.data, corpus.vocab.ids)
     refuse_another_vocabulary(run.workdir, corpus.vocab)
-    if not changes and (difference := other_data(run.cfg, run.workdir)):
+    if not other and (difference := other_data(run.cfg, run.workdir)):
         logging.warning('%s: evaluated on data that changed since the run began (%s)', run.workdir, difference)
     examples = corpus.split(split or run.cfg.eval.split)
     mesh, params = on_every_device(run)
@@ -71,15 +70,3 @@ def own_data(family: str) -> list[str]:
 def _remedy(run: OpenRun) -> str:
     data = ' '.join(own_data(run.cfg.model.family))
     return f'An import has no data of its own; give some: jaxformer eval --workdir={run.workdir} {data}'
-
-
-def _changed(run: OpenRun, changes: Mapping[str, Any]) -> OpenRun:
-    """The run with other data, or evaluated otherwise."""
-    for field in changes:
-        if not field.startswith(('data.', 'eval.')):
-            raise UserError(f'--config.{field}: eval changes only data and eval; the model is that of the run')
-    if not changes:
-        return run
-    edited = config.load(run.workdir / files.CONFIG)
-    config.override(edited, changes)
-    return dataclasses.replace(run, cfg=config.resolve(edited))
