@@ -57,7 +57,8 @@ class Family(nn.Module):
 
     def _embed(self, tokens_BT: Array, table_VD: Array, type_BT: Array | None = None) -> Array:
         dtype = jnp.dtype(self.cfg.precision.compute)
-        x_BTD = table_VD.astype(dtype)[tokens_BT] * EMBEDDING_SCALES[self.cfg.embedding.scale](self.cfg.d_model)
+        # In this order the gradients of a symbol that comes often are summed in the parameters' own dtype.
+        x_BTD = table_VD[tokens_BT].astype(dtype) * EMBEDDING_SCALES[self.cfg.embedding.scale](self.cfg.d_model)
         if self.cfg.embedding.token_types:
             type_BT = jnp.zeros_like(tokens_BT) if type_BT is None else type_BT
             x_BTD = x_BTD + self.token_types.astype(dtype)[type_BT]
