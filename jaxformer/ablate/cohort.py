@@ -60,7 +60,7 @@ class Trainer:
         if key != self._key:
             self._key = self._kept = None  # before anything new takes memory
             try:
-                self._kept = self._program(configs[0]) if alone else Shared(configs[0])
+                self._kept = self._program(configs[0]) if alone else Shared(configs[0], len(configs))
             except UserError as error:
                 return [error] * len(configs)
             self._key = key

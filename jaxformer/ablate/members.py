@@ -120,6 +120,7 @@ class Members:
             if not batches:  # those behind have gone; the others are waited for by nobody
                 continue
             filler = next(iter(batches.values()))
+            self.shared.wait_for_step(filler)
             batch_C = stacked([batches.get(number, filler) for number in row], rows)
             active_C = np.array([number in batches for number in row] + [False] * (rows - len(row)))
             state_C, metrics_C = together(state_C, batch_C, values_C, active_C)
@@ -158,6 +159,7 @@ class Members:
         if stopped or due.save:
             run.save(state)
         if due.evaluate and not stopped:
+            self.shared.wait_for_evaluation()
             run.evaluate(state.params, due.decode)
 
     @contextlib.contextmanager

@@ -14,7 +14,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import hyperparameters, runtime, sharding
+from jaxformer.ablate import ahead
 from jaxformer.config import Config
+from jaxformer.data.splits import Batch, Bucket
 from jaxformer.train import step as steps
 from jaxformer.train.program import Program
 from jaxformer.train.state import TrainState
@@ -146,12 +148,17 @@ def mode_of(cfg: Config, backend: str | None = None) -> str | None:
 class Shared:
     """What cohorts of one `program` have in common: a Program of one device each, and the compiled steps.
 
+    members: how many runs there are; another process compiles ahead for them where that helps.
+
     Raises:
       UserError: as `Program`.
     """
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: Config, members: int = 0) -> None:
         runtime.configure(cfg.runtime)  # before devices are asked for
+        self.ahead = None
+        if members and ahead.helps(cfg):
+            self.ahead = ahead.Ahead(cfg, members, len(jax.local_devices()))
         self.program = Program(cfg, jax.local_devices()[:1])
         self._cfg = cfg
         self._step = steps.of(cfg, self.program.model)
@@ -167,6 +174,27 @@ class Shared:
             self._steps[len(devices)] = Together(self._step, mode, devices, self.program.update.count)
         return self._steps[len(devices)]
 
+    def compiled(self, configs: Sequence[Config], bucket: Bucket) -> jax.stages.Compiled:
+        """The program of these members for batches of that bucket."""
+        step = self.step(len(configs))
+        C = step.rows(len(configs))
+        split, rows_B = self.program.corpus.split('train'), np.full(self._cfg.train.batch_size, -1)
+        row = (self.program.target, split.batch(rows_B, bucket), np.bool_(True))
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((C, *leaf.shape), leaf.dtype), row)
+        state_C, batch_C, active_C = shapes
+        values_C = stacked([hyperparameters.of(cfg) for cfg in configs], C)
+        return step.compiled(state_C, batch_C, values_C, active_C)
+
+    def wait_for_step(self, batch: Batch) -> None:
+        """Until the step on such a batch is compiled by whoever has it to do."""
+        if self.ahead:
+            self.ahead.wait_for_step(batch)
+
+    def wait_for_evaluation(self) -> None:
+        """Until evaluation and decoding are compiled by whoever has it to do."""
+        if self.ahead:
+            self.ahead.wait_for_evaluation()
+
     def fitting(self, configs: Sequence[Config], workers: int = 1) -> int:
         """How many of these runs are trained at once: cohort.size, or as many as go into memory.
 
@@ -175,18 +203,12 @@ class Shared:
         """
         if self._cfg.cohort.size:
             return min(self._cfg.cohort.size, len(configs))
-        split, rows_B = self.program.corpus.split('train'), np.full(self._cfg.train.batch_size, -1)
-        row = (self.program.target, split.batch(rows_B, self._cfg.data.buckets[-1]), np.bool_(True))
         size = len(configs)
         while size > 1:
             step = self.step(size)
-            C, device = step.rows(size), step.mesh.devices.flat[0]
-            values_C = stacked([hyperparameters.of(cfg) for cfg in configs[:size]], C)
-            state_C, batch_C, active_C = jax.tree.map(
-                lambda leaf, C=C: jax.ShapeDtypeStruct((C, *leaf.shape), leaf.dtype), row
-            )
+            device = step.mesh.devices.flat[0]
             room = free_bytes(device) / (workers * step.mesh.size if device.platform == 'cpu' else 1)
-            needed = needed_bytes(step.compiled(state_C, batch_C, values_C, active_C))
+            needed = needed_bytes(self.compiled(configs[:size], self._cfg.data.buckets[-1]))
             if needed <= room:
                 break
             logging.warning(

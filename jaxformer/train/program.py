@@ -6,6 +6,7 @@ from jaxformer import objectives, optim, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data import special_ids, too_few
+from jaxformer.data.splits import PairSplit
 from jaxformer.decode.predict import Decoder
 from jaxformer.model import transformer
 from jaxformer.train import state as states
@@ -39,6 +40,18 @@ class Program:
         held_out = self.evaluator.batches(self.split)  # refuses one that has none now, not after the training
         too_few.warn(cfg.data, self.split.name, held_out.num_examples)
         self.counted = objectives.counted(cfg.model.family)
+
+    def compile_evaluation(self) -> None:
+        """Compiles evaluation and decoding for the buckets of the split, into the persistent cache; nothing runs."""
+        compiled = set()
+        for batch in self.evaluator.batches(self.split):
+            if (shapes := tuple(rows.shape for rows in batch.values())) not in compiled:
+                compiled.add(shapes)
+                placed = sharding.put_batch(batch, self.mesh)
+                self.evaluator.sums.lower(self.target.params, placed).compile()
+                if isinstance(self.split, PairSplit):
+                    inputs = placed['source'], placed['example_id']
+                    self.decoder.search.lower(self.target.params, *inputs).compile()
 
     def compilations(self) -> dict[str, int]:
         """How often each of its functions was compiled: once per bucket, if all is well."""
