@@ -145,10 +145,14 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
     _none_left(rest)
     workdir = _needed(values, 'workdir')
     if view == 'params':
-        from jaxformer.inspection import parameters
+        from jaxformer.inspection import parameters, statistics
 
-        rows = parameters.from_checkpoint(workdir, values.step)
-        print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
+        if values.stats or values.since is not None:
+            found = statistics.of_checkpoint(workdir, values.step, values.since)
+            print(json.dumps(statistics.as_json(found)) if values.json else statistics.as_text(found))
+        else:
+            rows = parameters.from_checkpoint(workdir, values.step)
+            print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
     elif view == 'attention':
         from jaxformer.inspection import attention
 

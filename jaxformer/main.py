@@ -49,6 +49,8 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     'process': (INTEGER, -1, 'with --coordinator=HOST:PORT: the number of this one, from 0'),
     'step': (INTEGER, None, 'a checkpoint by its step; the newest whole one without it'),
     'steps': (INTEGER, 20, 'steps of the straight run, in the place of train.num_steps'),
+    'stats': (BOOLEAN, False, 'params: norm, spectral norm, extremes, zeros … of each array, which are read for it'),
+    'since': (INTEGER, None, 'params: an earlier step; --stats, and how far each array has moved from there'),
     'split': (STRING, None, 'train, dev or test; what eval.split says without it'),
     'input': (
         STRING,
@@ -95,7 +97,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'ablate': (commands.ablate, ('grid', 'workdir', 'seeds', 'launcher', 'workers', 'slurm', 'retry_failed')),
     'status': (commands.status, ('workdir', 'json')),
     'report': (commands.report, ('workdir',)),
-    'inspect': (commands.inspect, ('workdir', 'step', 'input', 'output', 'json')),
+    'inspect': (commands.inspect, ('workdir', 'step', 'stats', 'since', 'input', 'output', 'json')),
     'compare': (commands.compare, ('json',)),
     'import': (commands.import_, ('input', 'workdir')),
     'export': (commands.export, ('workdir', 'step', 'output')),

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -117,10 +117,9 @@ def as_text(rows: Sequence[Row]) -> str:
     total = sum(row.count for row in rows)
     lines = [('parameter', 'letters', 'shape', 'dtype', 'divided', 'count', 'bytes', 'decayed')]
     for row in rows:
-        shape = UNKNOWN if row.shape is None else ' x '.join(map(str, row.shape))
         numbers = f'{row.count:,}', f'{row.bytes:,}'
         decayed = 'yes' if row.decayed else 'no'
-        lines.append((row.path, row.letters, shape, row.dtype, row.divided or '-', *numbers, decayed))
+        lines.append((row.path, row.letters, shape_text(row), row.dtype, row.divided or '-', *numbers, decayed))
     parts = [('part', 'count', 'share')]
     parts += [(part, f'{count:,}', f'{count / max(total, 1):.1%}') for part, count in groups(rows).items()]
     size = sum(row.bytes for row in rows)
@@ -174,7 +173,12 @@ def _group(path: str) -> str:
     return 'embedding' if parts[0].endswith('embedding') else parts[0]
 
 
-def aligned(lines: Sequence[tuple[str, ...]], right: tuple[int, ...]) -> str:
+def shape_text(row: Row) -> str:
+    """'2 x 48 x 96'."""
+    return UNKNOWN if row.shape is None else ' x '.join(map(str, row.shape))
+
+
+def aligned(lines: Sequence[tuple[str, ...]], right: Collection[int]) -> str:
     """Columns as wide as their widest cell, those in `right` flush right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = (
