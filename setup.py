@@ -22,6 +22,7 @@ setup(
         'optax>=0.2.8,<0.3',
         'orbax-checkpoint>=0.12.8,<0.13',
         'rapidfuzz>=3.9,<4',
+        'sacrebleu>=2.4,<3',
         'safetensors>=0.8,<0.9',
         'scipy>=1.13,<2',
         'tensorboardX>=2.6.2,<3',

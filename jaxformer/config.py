@@ -205,6 +205,7 @@ class EvalConfig:
     batch_size: int
     max_decode_length: int
     search: str
+    max_source_length: int
     forced_prefix: str
     beam_size: int
     length_penalty: float

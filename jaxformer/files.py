@@ -27,6 +27,26 @@ def write_atomic(path: epath.PathLike, content: bytes | str) -> None:
     aside.replace(path)
 
 
+@contextlib.contextmanager
+def writing(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """A file to write to, piece by piece, that takes the name `path` once the context is left without an error.
+
+    A symbolic link stays one, and what is no file (a pipe, /dev/null) is written to as it is.
+    """
+    place = pathlib.Path(path).resolve()
+    if place.exists() and not place.is_file():
+        with place.open('wb') as file:
+            yield file
+        return
+    aside = place.parent / f'.{place.name}.{os.getpid()}.tmp'
+    try:
+        with aside.open('wb') as file:
+            yield file
+        aside.replace(place)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def write_json(path: epath.PathLike, value: Any) -> None:
     """Writes `value` as indented JSON, atomically. NaN and infinity are refused: JSON has no such numbers."""
     write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + '\n')

@@ -404,6 +404,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('eval.batch_size', 1, math.inf),
     ('eval.max_decode_length', 1, math.inf),
     ('eval.beam_size', 1, 10_000),
+    ('eval.max_source_length', 1, math.inf),
     ('eval.length_penalty', -5, 5),  # beyond it divisors of long outputs are no numbers in float32
     ('eval.num_best', 1, math.inf),
     ('eval.sample_seed', 0, 2**31 - 1),

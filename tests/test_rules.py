@@ -146,6 +146,7 @@ REFUSED = [  # (changes, field, part of the reason)
     ({'eval.num_best': 3}, 'eval.num_best', '1 with eval.search=greedy'),
     ({'eval.search': 'beam', 'eval.num_best': 5}, 'eval.num_best', 'at most eval.beam_size=4'),
     ({'eval.search': 'sampling'}, 'eval.search', "did you mean 'sample'?"),
+    ({'eval.max_source_length': 0}, 'eval.max_source_length', 'at least 1'),
     ({'eval.temperature': 0}, 'eval.temperature', 'from 0.001 to 1000'),
     # Training and mesh
     ({'train.accumulation': 3}, 'train.accumulation', 'a divisor of train.batch_size=256'),
