@@ -139,7 +139,8 @@ def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
 
 def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Looks into a checkpoint: `params` (the default) from its metadata, `attention` maps of --input as pictures."""
+    """Looks into a run: `params` (the default) of a checkpoint, from its metadata, with --stats from its arrays; which
+    `checkpoints` there are, and what is wrong with them; `attention` maps of --input as pictures."""
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # looking must not take an accelerator that a run wants
     view, *rest = positional or ['params']
     _none_left(rest)
@@ -153,6 +154,11 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
         else:
             rows = parameters.from_checkpoint(workdir, values.step)
             print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
+    elif view == 'checkpoints':
+        from jaxformer.inspection import checkpoints
+
+        entries = checkpoints.of_run(workdir)
+        print(json.dumps(checkpoints.as_json(entries)) if values.json else checkpoints.as_text(entries))
     elif view == 'attention':
         from jaxformer.inspection import attention
 
@@ -160,7 +166,7 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
         paths = [str(path) for path in attention.draw(maps, values.output or os.path.join(workdir, 'attention'))]
         print(json.dumps(paths) if values.json else '\n'.join(paths))
     else:
-        raise UserError(f'inspect {view}: no such view; choose params or attention')
+        raise UserError(f'inspect {view}: no such view; choose params, checkpoints or attention')
     return 0
 
 

@@ -27,7 +27,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
   status   --workdir=GRID                                       how far its runs are, who works on them, time left
   report   --workdir=GRID                                       table, curves and page of a grid
-  inspect  --workdir=RUN [--step=N] [params | attention]        look into a checkpoint
+  inspect  --workdir=RUN [--step=N] [params | checkpoints | attention]      look into a checkpoint
   compare  RUN RUN … | GRID GRID …                              differences of configs, environments and metrics
   import   --input=DIR --workdir=RUN                            a model in Hugging Face's layout becomes a run
   export   --workdir=RUN [--step=N] --output=DIR                a checkpoint in Hugging Face's layout

@@ -138,11 +138,6 @@ def read(path: epath.Path, name: str, stored: Stored) -> np.ndarray:
         raise RunError(f'{path}: {name} cannot be read ({_one_line(error)}); choose another step') from error
 
 
-def size(path: epath.Path) -> int:
-    """Bytes of all files below a directory."""
-    return sum(size(entry) if entry.is_dir() else entry.stat().length for entry in path.iterdir())
-
-
 _DESCRIPTIONS = {'/zarr.json': ('zarr3', 'data_type'), '/.zarray': ('zarr', 'dtype')}
 """End of a key → (the driver that reads the array, what it calls a dtype)."""
 
