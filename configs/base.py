@@ -131,6 +131,7 @@ def get_config() -> ConfigDict:
     train.log_every = 100  # steps between lines of metrics.jsonl
     train.checkpoint_every = 1000  # steps; the last step is always saved
     train.keep_checkpoints = 3  # the newest whole ones
+    train.ema_decay = 0.0  # of a moving average of the parameters, by which the run is then judged; 0 = none
     train.keep_best = 0  # so many more: those whose evaluation (at the same step) had the least loss
     train.nan_policy = 'stop'  # stop: end the run, named | skip: drop the update, count it |
     #                            restore: back to the newest checkpoint, and past the batches that came after it
@@ -149,8 +150,8 @@ def get_config() -> ConfigDict:
     config.eval.decode_every = 0  # steps between error rates by decoding; 0 = only at the end
     config.eval.batch_size = 256  # sequences; also of decoding
     config.eval.max_decode_length = 64  # symbols, end of sequence included
-    config.eval.search = 'greedy'  # greedy | sample | beam; of seq2seq and lm
     config.eval.max_source_length = 4096  # symbols of a line that `jaxformer decode` reads; longer ones are named
+    config.eval.search = 'greedy'  # greedy | sample | beam; of seq2seq and lm
     config.eval.forced_prefix = ''  # text that every output begins with; no part of its length or score
     # beam: beams, whose hypotheses are ranked by log-probability / divisor ** length_penalty; 0.6 as AIAYN 6.1
     config.eval.beam_size = 4

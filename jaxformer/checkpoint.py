@@ -179,11 +179,20 @@ def restore(directory: epath.PathLike, step: int, abstract_state: Any) -> tuple[
 def restore_params(directory: epath.PathLike, step: int) -> Any:
     """The parameter tree of a step on the default device, whatever it was saved from; the optimiser state is not read.
 
+    Where the run keeps a moving average of its parameters (train.ema_decay), by which it is judged, it is that.
+
     Raises: as `restore`.
     """
     path = _whole(directory, step)
-    params = jax.tree.map(lambda leaf: _abstract(leaf, default=True), _state_metadata(path)['params'])
-    return _load(path, {'state': {'params': params}}, partial=True)['state']['params']
+    there = _state_metadata(path)
+    place = lambda tree: jax.tree.map(lambda leaf: _abstract(leaf, default=True), tree)  # noqa: E731
+    last = there['opt_state'][-1] if there.get('opt_state') else None
+    if not (isinstance(last, dict) and 'average' in last):
+        return _load(path, {'state': {'params': place(there['params'])}}, partial=True)['state']['params']
+    wanted = jax.tree.map(lambda leaf: ocp.PLACEHOLDER, there)  # is left where it is
+    wanted['opt_state'][-1]['average'] = place(last['average'])
+    average = _load(path, {'state': wanted})['state']['opt_state'][-1]['average']
+    return jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), average, there['params'])
 
 
 def metadata(directory: epath.PathLike, step: int) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

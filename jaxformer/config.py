@@ -189,6 +189,7 @@ class TrainConfig:
     checkpoint_every: int
     keep_checkpoints: int
     keep_best: int
+    ema_decay: float
     nan_policy: str
     nan_limit: int
     spike_factor: float
@@ -204,8 +205,8 @@ class EvalConfig:
     decode_every: int
     batch_size: int
     max_decode_length: int
-    search: str
     max_source_length: int
+    search: str
     forced_prefix: str
     beam_size: int
     length_penalty: float

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,8 +64,44 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: not UNDECAYED.search(path[-1].key), params)
 
 
+class AverageState(NamedTuple):
+    """seen: updates. average: of the parameters, float32."""
+
+    seen: jax.Array
+    average: Any
+
+
+def moving_average(decay: float) -> optax.GradientTransformation:
+    """Changes no update, and keeps a moving average of the parameters as the updates leave them.
+
+    After update t (from 1) it is d · average + (1 − d) · parameters with d = min(decay, t / (9 + t)): the first updates
+    do not hold it at the initial values (the `num_updates` of TensorFlow's ExponentialMovingAverage). It is the last of
+    a chain.
+    """
+
+    def begin(params: Any) -> AverageState:
+        return AverageState(jnp.int32(0), jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params))
+
+    def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
+        seen = state.seen + 1
+        weight = jnp.minimum(decay, seen / (9.0 + seen))
+        mean = lambda old, new: old + (1 - weight) * (new.astype(jnp.float32) - old)  # noqa: E731
+        return updates, AverageState(seen, jax.tree.map(mean, state.average, optax.apply_updates(params, updates)))
+
+    return optax.GradientTransformation(begin, update)
+
+
+def judged(params: Any, opt_state: Any) -> Any:
+    """The parameters that are evaluated: their moving average, in their dtypes, where there is one."""
+    last = opt_state[-1]
+    if not isinstance(last, AverageState):
+        return params
+    return jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), last.average, params)
+
+
 def build(cfg: Config, values: Hyperparameters | None = None) -> optax.GradientTransformation:
-    """The optimiser that cfg.optim names: clipping, then the direction, then decay, then the learning rate.
+    """The optimiser that cfg.optim names: clipping, then the direction, then decay, then the learning rate; last, where
+    cfg.train.ema_decay asks for it, a moving average.
 
     values: taken in place of those of the config; they may be traced, where one program serves many runs.
     """
@@ -76,6 +112,7 @@ def build(cfg: Config, values: Hyperparameters | None = None) -> optax.GradientT
         DIRECTIONS[optim.name](values, optim.epsilon),
         optax.add_decayed_weights(values.weight_decay, mask=decay_mask) if decays else optax.identity(),
         optax.scale_by_learning_rate(schedule(cfg, values)),
+        *([moving_average(cfg.train.ema_decay)] if cfg.train.ema_decay else []),
     )
 
 

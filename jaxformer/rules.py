@@ -394,6 +394,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('optim.clip_norm', 1e-12, math.inf),
     *((f'train.{name}', 1, math.inf) for name in ('num_steps', 'batch_size', 'log_every', 'checkpoint_every')),
     *((f'train.{name}', 1, math.inf) for name in ('accumulation', 'keep_checkpoints', 'nan_limit')),
+    ('train.ema_decay', 0, 0.999999),
     ('train.keep_best', 0, math.inf),
     ('train.spike_factor', 0, math.inf),
     ('train.masking.rate', 0.001, 1),
@@ -403,8 +404,8 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('eval.decode_every', 0, math.inf),
     ('eval.batch_size', 1, math.inf),
     ('eval.max_decode_length', 1, math.inf),
-    ('eval.beam_size', 1, 10_000),
     ('eval.max_source_length', 1, math.inf),
+    ('eval.beam_size', 1, 10_000),
     ('eval.length_penalty', -5, 5),  # beyond it divisors of long outputs are no numbers in float32
     ('eval.num_best', 1, math.inf),
     ('eval.sample_seed', 0, 2**31 - 1),

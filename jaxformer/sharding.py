@@ -212,7 +212,7 @@ def of_state(state: Any, mesh: Mesh) -> Any:
 
 def _parameter_part(path: str) -> str:
     """The path below `params`, or below an optimiser's moment (`opt_state/1/mu/…`)."""
-    return re.sub(r'^(params/|opt_state/\d+/(mu|nu|trace)/)', '', path)
+    return re.sub(r'^(params/|opt_state/\d+/(mu|nu|trace|average)/)', '', path)
 
 
 BATCH = {

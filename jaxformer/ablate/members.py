@@ -160,7 +160,7 @@ class Members:
             run.save(state)
         if due.evaluate and not stopped:
             self.shared.wait_for_evaluation()
-            run.evaluate(state.params, due.decode)
+            run.evaluate(state, due.decode)
 
     @contextlib.contextmanager
     def _of(self, number: int) -> Iterator[None]:

@@ -115,7 +115,7 @@ def _updates(run: Member, state: TrainState, stop: Stop, progress: Progress) -> 
         if stopped:
             raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there', True)
         if due.evaluate:
-            run.evaluate(state.params, due.decode)
+            run.evaluate(state, due.decode)
 
 
 def _progress(run: Member) -> Progress:

@@ -14,7 +14,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxformer import checkpoint, config, files, hyperparameters, processes, sharding
+from jaxformer import checkpoint, config, files, hyperparameters, optim, processes, sharding
 from jaxformer.config import Config
 from jaxformer.data import pipeline
 from jaxformer.data.splits import Batch, PairSplit
@@ -103,7 +103,7 @@ class Member:
         if step is None:
             state = program.initialise(cfg.seed)
             if cfg.train.start_from:
-                state = state.replace(params=start.params_from(cfg, program.vocab, state.params, workdir))
+                state = program.beginning(start.params_from(cfg, program.vocab, state.params, workdir), state)
         elif step > cfg.train.num_steps:
             raise UserError(
                 f'config.train.num_steps={cfg.train.num_steps}: {workdir} is at step {step} already; '
@@ -194,7 +194,7 @@ class Member:
 
         there = processes.on_first(is_there)
         if self.step == self.cfg.train.num_steps or (self.step and due.evaluate and not there):
-            self.evaluate(state.params, due.decode)
+            self.evaluate(state, due.decode)
 
     def save(self, state: states.TrainState) -> None:
         """A checkpoint of the step that was looked at last."""
@@ -212,10 +212,10 @@ class Member:
         self._returns.clear()
         self.record.status('running', self.step)
 
-    def evaluate(self, params: Any, decode: bool) -> None:
+    def evaluate(self, state: states.TrainState, decode: bool) -> None:
         """Losses of the whole split, error rates too where `decode`; after the last step those of every example."""
         paused = time.perf_counter()
-        program, split = self.program, self.program.split
+        program, split, params = self.program, self.program.split, optim.judged(state.params, state.opt_state)
         examples = program.evaluator.examples(params, split)
         metrics = program.evaluator.totals(examples, split)
         if decode and isinstance(split, PairSplit):

@@ -1,5 +1,7 @@
 """What runs share that differ in hyperparameters only: data, model, and everything that is compiled."""
 
+from typing import Any
+
 import jax
 
 from jaxformer import objectives, optim, runtime, sharding
@@ -40,6 +42,12 @@ class Program:
         held_out = self.evaluator.batches(self.split)  # refuses one that has none now, not after the training
         too_few.warn(cfg.data, self.split.name, held_out.num_examples)
         self.counted = objectives.counted(cfg.model.family)
+
+    def beginning(self, params: Any, fresh: states.TrainState) -> states.TrainState:
+        """A fresh state with other parameters, from which what the optimiser keeps of them begins, too."""
+        opt_state = self.optimizer.init(params)
+        placed = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), opt_state, fresh.opt_state)
+        return fresh.replace(params=params, opt_state=placed)
 
     def compile_evaluation(self) -> None:
         """Compiles evaluation and decoding for the buckets of the split, into the persistent cache; nothing runs."""
