@@ -171,14 +171,22 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
 
 
 def compare(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Differences of configuration, environment and final metrics of two or more runs, or of two or more grids."""
+    """Differences of configuration, environment and final metrics of two or more runs, or of two or more grids; of the
+    parameters of two checkpoints, each RUN@STEP."""
     if len(positional) < 2:
         noun = 'directory' if len(positional) == 1 else 'directories'
         raise UserError(f'compare: {len(positional)} run {noun} given; name two or more')
     from jaxformer.ablate import compare as grids
     from jaxformer.inspection import compare as runs
+    from jaxformer.inspection import difference
 
-    if grids.are_grids(positional):
+    if any(map(difference.place, positional)):
+        os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+        if len(positional) > 2:
+            raise UserError(f'compare: {len(positional)} checkpoints given; name two')
+        apart = difference.between(*positional)
+        print(json.dumps(difference.as_json(apart)) if values.json else difference.as_text(apart))
+    elif grids.are_grids(positional):
         compared = grids.compare(positional)
         print(json.dumps(grids.as_json(compared)) if values.json else grids.as_text(compared))
     else:

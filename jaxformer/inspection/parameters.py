@@ -119,7 +119,7 @@ def as_text(rows: Sequence[Row]) -> str:
     for row in rows:
         numbers = f'{row.count:,}', f'{row.bytes:,}'
         decayed = 'yes' if row.decayed else 'no'
-        lines.append((row.path, row.letters, shape_text(row), row.dtype, row.divided or '-', *numbers, decayed))
+        lines.append((row.path, row.letters, shape_text(row.shape), row.dtype, row.divided or '-', *numbers, decayed))
     parts = [('part', 'count', 'share')]
     parts += [(part, f'{count:,}', f'{count / max(total, 1):.1%}') for part, count in groups(rows).items()]
     size = sum(row.bytes for row in rows)
@@ -173,9 +173,9 @@ def _group(path: str) -> str:
     return 'embedding' if parts[0].endswith('embedding') else parts[0]
 
 
-def shape_text(row: Row) -> str:
+def shape_text(shape: tuple[int, ...] | None) -> str:
     """'2 x 48 x 96'."""
-    return UNKNOWN if row.shape is None else ' x '.join(map(str, row.shape))
+    return UNKNOWN if shape is None else ' x '.join(map(str, shape))
 
 
 def aligned(lines: Sequence[tuple[str, ...]], right: Collection[int]) -> str:

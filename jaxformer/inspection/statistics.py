@@ -78,7 +78,7 @@ def of_array(array: np.ndarray, row: Row, before: np.ndarray | None = None) -> S
     """before: the same array at an earlier step."""
     squares = zeros = finite = 0.0
     least, greatest = math.inf, -math.inf
-    for block in _blocks(array):
+    for block in blocks(array):
         good = block[np.isfinite(block)]
         finite += good.size
         squares += float(good @ good)
@@ -98,16 +98,16 @@ def of_array(array: np.ndarray, row: Row, before: np.ndarray | None = None) -> S
     )
 
 
-def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """[BLOCK] float64 at a time."""
+def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The numbers of an array in order as float64, at most BLOCK at a time."""
     flat = array.reshape(-1)
     for start in range(0, flat.size, BLOCK):
         yield flat[start : start + BLOCK].astype(np.float64)
 
 
 def _update(now: np.ndarray, before: np.ndarray) -> float:
-    moved = sum(float(np.sum((a - b) ** 2)) for a, b in zip(_blocks(now), _blocks(before), strict=True))
-    size = sum(float(b @ b) for b in _blocks(before))
+    moved = sum(float(np.sum((a - b) ** 2)) for a, b in zip(blocks(now), blocks(before), strict=True))
+    size = sum(float(b @ b) for b in blocks(before))
     return math.sqrt(moved / size) if size else math.inf if moved else 0.0
 
 
@@ -155,7 +155,7 @@ def as_text(found: Sequence[tuple[Row, Statistics | None]]) -> str:
         ('parameter', 'shape', 'norm', 'spectral', 'least', 'greatest', 'zeros', 'not finite', 'update')
     ]
     for row, s in found:
-        shape = parameters.shape_text(row)
+        shape = parameters.shape_text(row.shape)
         if s is None:
             lines.append((row.path, shape, *['?'] * 7))
             continue
