@@ -5,7 +5,8 @@ import jax.numpy as jnp
 
 from jaxformer.model.attention import Maps
 from jaxformer.model.context import Rates
-from jaxformer.model.family import Family, named, wants_maps
+from jaxformer.model.family import Family
+from jaxformer.model.keep import Collect, kept
 from jaxformer.model.layers import Norm, activation_function
 
 Array = jax.Array
@@ -26,7 +27,7 @@ class MaskedLanguageModel(Family):
         tokens_BT: Array,
         segment_BT: Array | None = None,
         key_2: Array | None = None,
-        collect: tuple[str, ...] = (),
+        collect: Collect = (),
         type_BT: Array | None = None,
         rates: Rates | None = None,
     ) -> tuple[Array, Maps]:
@@ -40,16 +41,16 @@ class MaskedLanguageModel(Family):
         Returns:
           (logits_BTV in float32, what was collected by name).
         """
-        y_BTD, _, maps = self._encode(tokens_BT, key_2, wants_maps(collect), type_BT, segment_BT, rates)
+        y_BTD, _, maps = self._encode(tokens_BT, key_2, kept(collect), type_BT, segment_BT, rates)
         if self.cfg.head.transform == 'on':
             y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.transform.astype(y_BTD.dtype))
             y_BTD = activation_function('gelu', self.cfg.gelu)(y_BTD + self.transform_bias.astype(y_BTD.dtype))
             y_BTD = self.transform_norm(y_BTD)
-        return self._logits(y_BTD), named(maps, encoder='self')
+        return self._logits(y_BTD), maps
 
     def hidden(self, tokens_BT: Array, type_BT: Array | None = None) -> Array:
         """y_BTD of the encoder's last layer."""
-        return self._encode(tokens_BT, None, False, type_BT)[0]
+        return self._encode(tokens_BT, None, {}, type_BT)[0]
 
 
 class Classifier(Family):
@@ -67,7 +68,7 @@ class Classifier(Family):
         self,
         tokens_BT: Array,
         key_2: Array | None = None,
-        collect: tuple[str, ...] = (),
+        collect: Collect = (),
         type_BT: Array | None = None,
         rates: Rates | None = None,
     ) -> tuple[Array, Maps]:
@@ -79,18 +80,18 @@ class Classifier(Family):
         Returns:
           (logits [B, 1, Y] of each text, or [B, T, Y] of each token, in float32, what was collected by name).
         """
-        y_BTD, valid_BT, maps = self._encode(tokens_BT, key_2, wants_maps(collect), type_BT, rates=rates)
+        y_BTD, valid_BT, maps = self._encode(tokens_BT, key_2, kept(collect), type_BT, rates=rates)
         y_BTD = POOLINGS[self.cfg.head.pooling](y_BTD, valid_BT)
         if self.cfg.head.pooler == 'on':
             y_BTD = jnp.einsum('BTD,DO->BTO', y_BTD, self.pooler.astype(y_BTD.dtype))
             y_BTD = jnp.tanh(y_BTD + self.pooler_bias.astype(y_BTD.dtype))
         classes_DY = self.classes.astype(y_BTD.dtype)
         logits_BTY = jnp.einsum('BTD,DY->BTY', y_BTD, classes_DY, preferred_element_type=jnp.float32)
-        return logits_BTY + self.classes_bias.astype(jnp.float32), named(maps, encoder='self')
+        return logits_BTY + self.classes_bias.astype(jnp.float32), maps
 
     def hidden(self, tokens_BT: Array, type_BT: Array | None = None) -> Array:
         """y_BTD of the encoder's last layer."""
-        return self._encode(tokens_BT, None, False, type_BT)[0]
+        return self._encode(tokens_BT, None, {}, type_BT)[0]
 
 
 def mean_pooling(y_BTD: Array, valid_BT: Array) -> Array:

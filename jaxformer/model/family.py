@@ -1,5 +1,7 @@
 """What the families of models share: tables, the encoder, the softmax, and what a decoder may look at."""
 
+from collections.abc import Mapping
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model.attention import Maps
 from jaxformer.model.context import Context, Rates
+from jaxformer.model.keep import Keep, named
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Cache, Stack, shared_positions
 
@@ -68,7 +71,7 @@ class Family(nn.Module):
         self,
         tokens_BS: Array,
         key_2: Array | None,
-        keep_maps: bool,
+        keep: Mapping[str, Keep],
         type_BS: Array | None = None,
         segment_BS: Array | None = None,
         rates: Rates | None = None,
@@ -79,8 +82,10 @@ class Family(nn.Module):
         sight = Sight(valid_BS, segment_BS)
         context = Context(valid_BS, sight, position_BS, position_BS, segment_BT=segment_BS, key_2=key_2, rates=rates)
         table_VD = self.source_embedding if self.cfg.embedding.tables == 'separate' else self.embedding
-        y_BSD, _, maps = self.encoder(self._embed(tokens_BS, table_VD, type_BS), context, keep_maps=keep_maps)
-        return y_BSD, valid_BS, maps
+        y_BSD, _, maps = self.encoder(
+            self._embed(tokens_BS, table_VD, type_BS), context, keep=named(keep, self='encoder')
+        )
+        return y_BSD, valid_BS, {'encoder': maps['self']} if maps else {}
 
     def _logits(self, y_BTD: Array) -> Array:
         table_VD = self.softmax if self.cfg.embedding.softmax == 'untied' else self.embedding
@@ -108,21 +113,6 @@ class Family(nn.Module):
         )
 
 
-COLLECTED = ('attention',)
-"""What a family can be asked to give beside its logits."""
-
-
-def wants_maps(collect: tuple[str, ...]) -> bool:
-    """Whether a call asks for attention maps.
-
-    Raises:
-      UserError: it asks for something else, or in another form than a tuple of names.
-    """
-    if isinstance(collect, str) or set(collect) - set(COLLECTED):
-        raise UserError(f'collect={collect!r}: a tuple of names is expected, () or {COLLECTED}')
-    return 'attention' in collect
-
-
 EMBEDDING_SCALES = {'sqrt_d_model': lambda d_model: d_model**0.5, 'none': lambda d_model: 1.0}
 
 
@@ -131,8 +121,3 @@ def document_positions(segment_BT: Array) -> Array:
     column_T = jnp.arange(segment_BT.shape[1])
     begins_BT = jnp.pad(segment_BT[:, 1:] != segment_BT[:, :-1], ((0, 0), (1, 0)))
     return column_T - jax.lax.cummax(jnp.where(begins_BT, column_T, 0), axis=1)
-
-
-def named(maps: Maps, **names: str) -> Maps:
-    """Maps under other names, those that are there."""
-    return {new: maps[old] for new, old in names.items() if old in maps}

@@ -1,5 +1,6 @@
 """A stack of blocks: positions, the scanned layers, the norms around them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -11,12 +12,14 @@ from jaxformer.config import ModelConfig
 from jaxformer.model.attention import CrossAttention, Maps
 from jaxformer.model.cache import Cache
 from jaxformer.model.context import Context
+from jaxformer.model.keep import Keep
 from jaxformer.model.layers import Block, Norm
 from jaxformer.model.mixers import MIXERS
 from jaxformer.model.positions import POSITIONS
 
 Array = jax.Array
 
+WEIGHING = ('attention', 'static')  # mixers with a weight for every key
 EMBEDDING_SITE = 1_000_000  # dropout site of a stack's input, beyond any layer's index
 
 
@@ -44,30 +47,36 @@ class Stack(nn.Module):
             self.final_norm = Norm(cfg)
 
     def __call__(
-        self, x_BTD: Array, context: Context, cache: Cache | None = None, keep_maps: bool = False
+        self, x_BTD: Array, context: Context, cache: Cache | None = None, keep: Mapping[str, Keep] | None = None
     ) -> tuple[Array, Cache | None, Maps]:
         """Runs the stack on embeddings.
 
+        Args:
+          keep: what of the weights 'self' and 'cross' is to be kept; a mixer without a weight for every key has none.
+
         Returns:
-          (y_BTD, the cache with a leading N axis or None, maps [N, B, H, T, S] by name if `keep_maps`).
+          (y_BTD, the cache with a leading N axis or None, maps [N, B, H, T, S] by name, as far as they are kept).
         """
         cfg = self.cfg
+        keep = {name: part for name, part in (keep or {}).items() if name == 'cross' or self.mixer in WEIGHING}
         x_BTD = self.position.embed(x_BTD, context.position_BT)
         if cfg.embedding.norm == 'on':
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = context.dropout(cfg, 'embedding', EMBEDDING_SITE)(x_BTD)
         # Who collects maps, or reads a cache, wants the weights of all keys at once.
-        kernel = 'plain' if keep_maps or cache is not None else cfg.attention.kernel
+        kernel = 'plain' if keep or cache is not None else cfg.attention.kernel
         context = context.replace(kernel=kernel, mesh=self.mesh)
         tables = self.position.tables()
         shared = tables is None or len(tables) == 1
         if shared:  # worked out once for all layers
             context = self._biased(context, None if tables is None else tables[0])
 
-        def body(block: Block, carry: tuple[Array, Cache | None], row: tuple[Array, Array | None]) -> Any:
-            (x, cache), (layer, table) = carry, row
-            x, cache, maps = block(x, layer, cache, context if shared else self._biased(context, table), keep_maps)
-            return (x, cache), maps  # a cache that is carried is written in place
+        def body(block: Block, carry: tuple[Array, Cache | None, Maps], row: tuple[Array, Array | None]) -> Any:
+            (x, cache, kept), (layer, table) = carry, row
+            biased = context if shared else self._biased(context, table)
+            x, cache, maps = block(x, layer, cache, biased, bool(keep))
+            kept = {name: part.write(kept[name], maps[name], layer, self.length) for name, part in keep.items()}
+            return (x, cache, kept), None  # a cache that is carried is written in place
 
         if cfg.remat != 'none':
             body = nn.remat(body, prevent_cse=False, policy=REMAT[cfg.remat])  # a scan keeps XLA from undoing it
@@ -79,8 +88,16 @@ class Stack(nn.Module):
             unroll=cfg.scan_unroll or self.length,
         )
         rows = jnp.arange(self.length), None if shared else tables
-        (x_BTD, cache), maps = scanned(self.layers, (x_BTD, cache), rows)
+        kept = {name: part.nothing(self._weights(name, x_BTD, context), self.length) for name, part in keep.items()}
+        (x_BTD, cache, maps), _ = scanned(self.layers, (x_BTD, cache, kept), rows)
         return (self.final_norm(x_BTD) if cfg.residual in ('pre', 'sandwich') else x_BTD), cache, maps
+
+    def _weights(self, name: str, x_BTD: Array, context: Context) -> jax.ShapeDtypeStruct:
+        """What the weights of a layer are like: [B, H, T, S]."""
+        keys = context.key_BS if name == 'self' else context.memory_BS
+        assert keys is not None
+        dtype = jnp.float32 if self.cfg.precision.softmax == 'float32' else x_BTD.dtype
+        return jax.ShapeDtypeStruct((x_BTD.shape[0], self.cfg.num_heads, x_BTD.shape[1], keys.shape[1]), dtype)
 
     def _biased(self, context: Context, table: Array | None) -> Context:
         """The context with what its kernel wants of the biases: the table, or all of them."""

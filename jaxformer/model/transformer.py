@@ -12,7 +12,8 @@ from jaxformer.model import ops
 from jaxformer.model.attention import Maps
 from jaxformer.model.context import Context, Rates
 from jaxformer.model.encoders import Classifier, MaskedLanguageModel
-from jaxformer.model.family import Family, document_positions, named, wants_maps
+from jaxformer.model.family import Family, document_positions
+from jaxformer.model.keep import Collect, kept, named
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Cache, shared_positions
 
@@ -28,7 +29,7 @@ class Seq2Seq(Family):
         source_BS: Array,
         target_BT: Array,
         key_2: Array | None = None,
-        collect: tuple[str, ...] = (),
+        collect: Collect = (),
         rates: Rates | None = None,
     ) -> tuple[Array, Maps]:
         """Logits of every target symbol given the source and the symbols before it (teacher forcing).
@@ -38,20 +39,21 @@ class Seq2Seq(Family):
           key_2: uint32[2] for dropout, None for a deterministic pass.
           rates: of dropout, [] by place (a field of config.model.dropout), for those that are not zero in the config;
             None: those of the config.
-          collect: 'attention' asks for the maps encoder [N,B,H,S,S], decoder [N,B,H,T,T], cross [N,B,H,T,S]; of a stack
-            whose mixer has a weight for every key.
+          collect: ('attention',) asks for the maps encoder [N,B,H,S,S], decoder [N,B,H,T,T], cross [N,B,H,T,S], of a
+            stack whose mixer has a weight for every key; (('cross', Keep(…)),) for those of chosen layers, heads, rows.
 
         Returns:
           (logits_BTV in float32, what was collected by name).
         """
-        keep_maps = wants_maps(collect)
+        keep = kept(collect)
         encoder_key, decoder_key = (None, None) if key_2 is None else (ops.fold(key_2, 0), ops.fold(key_2, 1))
-        memory_BSD, valid_BS, encoder_maps = self._encode(source_BS, encoder_key, keep_maps, rates=rates)
+        memory_BSD, valid_BS, encoder_maps = self._encode(source_BS, encoder_key, keep, rates=rates)
         input_BT, context = decoder_inputs(target_BT, self.cfg)
         context = context.replace(memory_BSD=memory_BSD, memory_BS=valid_BS)
         context = context.replace(key_2=decoder_key, rates=rates)
-        y_BTD, _, maps = self.decoder(self._embed(input_BT, self.embedding), context, keep_maps=keep_maps)
-        return self._logits(y_BTD), named(encoder_maps, encoder='self') | named(maps, decoder='self', cross='cross')
+        x_BTD = self._embed(input_BT, self.embedding)
+        y_BTD, _, maps = self.decoder(x_BTD, context, keep=named(keep, self='decoder', cross='cross'))
+        return self._logits(y_BTD), encoder_maps | _of_decoder(maps)
 
     def start_cache(self, source_BS: Array, length: int) -> Cache:
         """Encodes the source and returns a decoder cache with room for `length` target positions.
@@ -60,7 +62,7 @@ class Seq2Seq(Family):
         'cross': {key [N,B,S,G,K], value [N,B,S,G,E]}}, source_mask [B,S], index [] int32 (positions written so
         far), room [length] (its shape alone matters).
         """
-        memory_BSD, valid_BS, _ = self._encode(source_BS, None, False)
+        memory_BSD, valid_BS, _ = self._encode(source_BS, None, {})
         B, dtype = source_BS.shape[0], memory_BSD.dtype
         # A chunk of no tokens: it writes nothing but the keys and values of the memory.
         nothing = jnp.zeros((B, 0, self.cfg.d_model), dtype)
@@ -96,7 +98,7 @@ class LanguageModel(Family):
         tokens_BT: Array,
         segment_BT: Array | None = None,
         key_2: Array | None = None,
-        collect: tuple[str, ...] = (),
+        collect: Collect = (),
         position_BT: Array | None = None,
         rates: Rates | None = None,
     ) -> tuple[Array, Maps]:
@@ -117,8 +119,8 @@ class LanguageModel(Family):
             context = context.replace(position_BT=position_BT, key_BS=position_BT)
         context = context.replace(key_2=key_2, rates=rates)
         x_BTD = self._embed(input_BT, self.embedding)
-        y_BTD, _, maps = self.decoder(x_BTD, context, keep_maps=wants_maps(collect))
-        return self._logits(y_BTD), named(maps, decoder='self')
+        y_BTD, _, maps = self.decoder(x_BTD, context, keep=named(kept(collect), self='decoder'))
+        return self._logits(y_BTD), _of_decoder(maps)
 
     def start_cache(self, batch_size: int, length: int) -> Cache:
         """An empty cache with room for `length` positions: layers, index and room as of `Seq2Seq.start_cache`."""
@@ -159,6 +161,10 @@ def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None 
         first_BT = first_BT | (position_BT == 0)
     input_BT = jnp.where(first_BT, jnp.where(real_BT, cfg.ids.start, cfg.ids.pad), before_BT)
     return input_BT, Context(valid_BT, sight, position_BT, position_BT, segment_BT=segment_BT)
+
+
+def _of_decoder(maps: Maps) -> Maps:
+    return {'decoder' if name == 'self' else name: found for name, found in maps.items()}
 
 
 def build(cfg: ModelConfig, vocab_size: int, num_classes: int = 0, mesh: Mesh | None = None) -> Family:

@@ -14,6 +14,7 @@ from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
 from jaxformer.inspection import attention
 from jaxformer.model import transformer
+from jaxformer.model.keep import Keep
 
 VOCAB = Vocabulary.of([str(i) for i in range(11)])
 TEXT, TARGET = '7 3 9 9 0 4', '4 10 2'  # 7 source symbols and 4 target symbols with the end of sequence
@@ -167,7 +168,7 @@ def test_generation_step_by_step_has_the_weights_of_one_forced_pass(run):
         context = model._extend_context(token_B1, cache, cache['room'].shape[0])
         context = context.replace(memory_BS=cache['source_mask'])
         x_B1D = model._embed(token_B1, model.embedding)
-        _, layers, found = model.decoder(x_B1D, context, cache['layers'], keep_maps=True)
+        _, layers, found = model.decoder(x_B1D, context, cache['layers'], keep={'self': Keep(), 'cross': Keep()})
         return {**cache, 'layers': layers, 'index': cache['index'] + 1}, found
 
     T = len(maps.inputs)

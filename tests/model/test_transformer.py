@@ -45,7 +45,7 @@ def test_the_decoder_never_sees_what_comes_later(make_model, T):
 
 def test_the_encoder_sees_the_whole_source(make_model):
     model, params = make_model()
-    encode = jit(lambda source: model.apply({'params': params}, source, None, False, method='_encode')[0])
+    encode = jit(lambda source: model.apply({'params': params}, source, None, {}, method='_encode')[0])
     first, last = encode(SOURCE[:1, :6]), encode(SOURCE[:1, :6].at[0, 5].set(4))
     assert np.all(np.any(np.asarray(first != last), axis=-1))
 
@@ -61,7 +61,7 @@ def test_without_positions_the_encoder_is_permutation_equivariant_and_with_them_
     order = jnp.array([3, 0, 4, 1, 2])
     for position, equal in (('none', True), ('sinusoidal', False), ('learned', False)):
         model, params = make_model(position=position)
-        encode = jit(lambda p, source, m=model: m.apply({'params': p}, source, None, False, method='_encode')[0])
+        encode = jit(lambda p, source, m=model: m.apply({'params': p}, source, None, {}, method='_encode')[0])
         straight, permuted = encode(params, SOURCE[:1, :5]), encode(params, SOURCE[:1, order])
         assert np.allclose(straight[:, order], permuted, atol=1e-5) is equal
 
