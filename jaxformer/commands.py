@@ -55,19 +55,20 @@ def evaluate(values: flags.FlagValues, positional: Sequence[str], changes: dict[
 def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
     """Decodes --input line by line to --output (standard output without it); --config.eval.… for another search."""
     _none_left(positional)
+    from jaxformer import files
     from jaxformer.data import text
-    from jaxformer.decode.lines import decode_lines
-    from jaxformer.files import write_atomic
+    from jaxformer.decode.lines import Writer
 
     lines = text.read_lines(_needed(values, 'input'))
     if values.output:
         _refuse_unwritable(values.output)
-    decoded = decode_lines(_needed(values, 'workdir'), values.step, lines, changes)
-    outputs = ''.join(f'{line}\n' for line in decoded)
-    if values.output:
-        write_atomic(values.output, outputs)
-    else:
-        sys.stdout.write(outputs)
+    with text.opened(path) as (source, num_bytes):
+        writer = Writer(workdir, values.step, changes)
+        if values.output:
+            with files.writing(values.output) as file:
+                writer.stream(source, file.write, num_bytes)
+        else:
+            writer.stream(source, _to_standard_output, num_bytes)
     return 0
 
 
@@ -261,3 +262,8 @@ def _print_metrics(metrics: dict[str, float], as_json: bool) -> None:
     for name, value in metrics.items():
         grouped = (float(value).is_integer() or abs(value) >= 1e5) and abs(value) < 1e15
         print(f'{name:<18} {value:{",.0f" if grouped else ".6g"}}')
+def _to_standard_output(content: bytes) -> None:
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
+
+

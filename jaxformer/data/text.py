@@ -1,9 +1,11 @@
 """Text files: which ones a field of the configuration means, and their lines, by the newline alone."""
 
+import contextlib
 import glob
 import os
 import sys
 from collections.abc import Iterator
+from typing import BinaryIO, cast
 
 from etils import epath
 
@@ -44,6 +46,24 @@ def read_text(path: epath.PathLike) -> str:
         raise UserError(f'{path}: not UTF-8 ({error}); convert the file to UTF-8') from None
     except OSError as error:
         raise UserError(f'{path}: cannot be read ({error.strerror}); give the path of a text file') from None
+
+
+@contextlib.contextmanager
+def opened(path: epath.PathLike) -> Iterator[tuple[BinaryIO, int]]:
+    """A file to read bytes from, and its size; standard input for '-', whose size is 0, as is that of a pipe.
+
+    Raises:
+      UserError: it cannot be read; names it.
+    """
+    if path == '-':
+        yield sys.stdin.buffer, 0
+        return
+    try:
+        file = epath.Path(path).open('rb')
+    except OSError as error:
+        raise UserError(f'{path}: cannot be read ({error.strerror}); give the path of a text file') from None
+    with file:
+        yield cast(BinaryIO, file), epath.Path(path).stat().length
 
 
 def find(field: str, name: str, split: str | None = None, several: bool = True) -> list[epath.Path]:

@@ -10,12 +10,11 @@ from jax.sharding import Mesh
 
 from jaxformer import sharding
 from jaxformer.config import Config
-from jaxformer.data.sources import source_symbols
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.found import Found, as_line, blank
 from jaxformer.decode.greedy import start_symbols
+from jaxformer.decode.reading import Reading
 from jaxformer.decode.search import Search
-from jaxformer.errors import UserError
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
 
@@ -28,6 +27,7 @@ class Continuation:
         self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
         self._find = Search(cfg.eval, vocab)
         self.search = CountedJit(self._search)
+        self.reading = Reading(cfg, vocab, self._no_room)
 
     def _search(self, params: Any, prompt_BT: jax.Array, example_B: jax.Array) -> Found:
         """Found of [B, n], what follows the prompts, which all have the length T; example_B as of `sampling.sample`."""
@@ -38,42 +38,41 @@ class Continuation:
         _, cache = extend(input_BT[:, :-1], apply('start_cache', B, T + self._cfg.eval.max_decode_length))
         return self._find(extend, cache, input_BT, example_B)
 
-    def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
+    def lines(self, params: Any, lines: Sequence[str], first: int = 0) -> Iterable[tuple[str, int]]:
         r"""(what follows each line, number of unknown symbols in it), in order; a blank line gives an empty one.
 
         With eval.num_best > 1 an output is as many lines as hypotheses were found, as `found.as_line` writes them. A
         backslash stands before an n for the end of a line in the continuation, so that each stays one line.
 
+        Args:
+          first: number of the first line, from 0.
+
         Raises:
-          UserError: a line and eval.max_decode_length are longer than a table by position reaches.
+          UserError: a line is too long, unless `reading` is lenient.
         """
-        name, vocab = self._cfg.data.name, self._vocab
-        encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
-        outputs = [blank(number, self._cfg.eval.num_best) for number in range(len(lines))]
+        encoded = self.reading(lines, first)
+        outputs = [blank(first + index, self._cfg.eval.num_best) for index in range(len(lines))]
         by_length: dict[int, list[int]] = {}
         for index, tokens in enumerate(encoded):
             if tokens:
-                self._refuse_longer(index, len(tokens))
                 by_length.setdefault(len(tokens), []).append(index)
         for length, indices in sorted(by_length.items()):
-            for first in range(0, len(indices), self._rows):
-                rows = indices[first : first + self._rows]
+            for start in range(0, len(indices), self._rows):
+                rows = indices[start : start + self._rows]
                 prompt_BT = np.zeros((self._rows, length), np.int32)
                 prompt_BT[: len(rows)] = [encoded[index] for index in rows]
-                example_B = np.array([*rows, *[-1] * (self._rows - len(rows))], np.int32)
+                example_B = np.array([*(first + i for i in rows), *[-1] * (self._rows - len(rows))], np.int32)
                 placed = sharding.put_batch({'tokens': prompt_BT, 'example_id': example_B}, self._mesh)
                 found = jax.device_get(self.search(params, placed['tokens'], placed['example_id']))
                 for row, index in enumerate(rows):
-                    outputs[index] = as_line(found, row, index, self._text)
-        return zip(outputs, (tokens.count(vocab.ids.unk) for tokens in encoded), strict=True)
+                    outputs[index] = as_line(found, row, first + index, self._text)
+        return zip(outputs, (tokens.count(self._vocab.ids.unk) for tokens in encoded), strict=True)
 
     def _text(self, tokens_T: np.ndarray) -> str:
         return self._vocab.join(self._vocab.decode(tokens_T.tolist())).replace('\n', '\\n')
 
-    def _refuse_longer(self, index: int, length: int) -> None:
+    def _no_room(self, length: int) -> str:
         model, further = self._cfg.model, self._cfg.eval.max_decode_length
         if (model.position == 'learned' or model.decoder_mixer == 'static') and length + further > model.max_length:
-            raise UserError(
-                f'line {index + 1}: {length} symbols and config.eval.max_decode_length={further} go beyond '
-                f'config.model.max_length={model.max_length}; shorten the line'
-            )
+            return f' and config.eval.max_decode_length={further} go beyond config.model.max_length={model.max_length}'
+        return ''

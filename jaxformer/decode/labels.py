@@ -10,9 +10,8 @@ from jax.sharding import Mesh
 
 from jaxformer import sharding
 from jaxformer.config import Config
-from jaxformer.data.sources import source_symbols
 from jaxformer.data.vocab import Vocabulary
-from jaxformer.errors import UserError
+from jaxformer.decode.reading import Reading
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
 
@@ -24,36 +23,35 @@ class Labels:
         self._cfg, self._model, self._vocab, self._mesh = cfg, model, vocab, mesh
         self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
         self.classify = CountedJit(self._classify)
+        self.reading = Reading(cfg, vocab, self._no_room)
 
     def _classify(self, params: Any, tokens_BT: jax.Array) -> jax.Array:
         """[B, 1] or [B, T]: numbers of classes among those of the data."""
         logits_BTY, _ = self._model.apply({'params': params}, tokens_BT)
         return jnp.argmax(logits_BTY[..., : len(self._vocab.classes)], axis=-1)
 
-    def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
+    def lines(self, params: Any, lines: Sequence[str], first: int = 0) -> Iterable[tuple[str, int]]:
         """(class of each line, or of each of its tokens separated by blanks; number of unknown symbols), in order.
 
         A blank line gives an empty one.
 
+        Args:
+          first: number of the first line, from 0, for messages.
+
         Raises:
-          UserError: a line is longer than the longest of data.buckets.
+          UserError: a line is longer than the longest of data.buckets, unless `reading` is lenient.
         """
-        name, vocab, special = self._cfg.data.name, self._vocab, self._vocab.ids
-        encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
+        vocab, special = self._vocab, self._vocab.ids
+        encoded = self.reading(lines, first)
         outputs = [''] * len(lines)
         sizes = [size for (size,) in self._cfg.data.buckets]
         by_shape: dict[int, list[int]] = {}
         for index, tokens in enumerate(encoded):
-            if len(tokens) + 2 > sizes[-1]:
-                raise UserError(
-                    f'line {index + 1}: {len(tokens)} symbols; the longest of config.data.buckets={sizes} has room for '
-                    f'{sizes[-1] - 2}; shorten the line'
-                )
             if tokens:
                 by_shape.setdefault(next(size for size in sizes if len(tokens) + 2 <= size), []).append(index)
         for shape, indices in sorted(by_shape.items()):
-            for first in range(0, len(indices), self._rows):
-                rows = indices[first : first + self._rows]
+            for start in range(0, len(indices), self._rows):
+                rows = indices[start : start + self._rows]
                 tokens_BT = np.full((self._rows, shape), self._cfg.model.ids.pad, np.int32)
                 for row, index in enumerate(rows):
                     tokens_BT[row, : len(encoded[index]) + 2] = [special.bos, *encoded[index], special.eos]
@@ -63,3 +61,9 @@ class Labels:
                     numbers = numbers[1 : len(encoded[index]) + 1] if per_token else numbers
                     outputs[index] = ' '.join(vocab.classes[number] for number in numbers)
         return zip(outputs, (tokens.count(special.unk) for tokens in encoded), strict=True)
+
+    def _no_room(self, length: int) -> str:
+        sizes = [size for (size,) in self._cfg.data.buckets]
+        if length + 2 > sizes[-1]:
+            return f'; the longest of config.data.buckets={sizes} has room for {sizes[-1] - 2}'
+        return ''

@@ -6,20 +6,18 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import sharding
 from jaxformer.config import Config
 from jaxformer.data.pipeline import eval_batches
-from jaxformer.data.sources import source_symbols
 from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.error_rates import count_errors, rate_names, rates
 from jaxformer.decode.found import Found, as_line, blank
 from jaxformer.decode.greedy import start_symbols
+from jaxformer.decode.reading import Reading
 from jaxformer.decode.search import Search
-from jaxformer.errors import UserError
 from jaxformer.runtime import CountedJit
 
 
@@ -32,7 +30,8 @@ class Decoder:
         self._find = Search(cfg.eval, vocab)
         # On every process: each of them knows the whole batch.
         self.search = CountedJit(self._search, out_shardings=NamedSharding(mesh, PartitionSpec()))
-        self._here = sharding.rows_here(self._rows, mesh)
+        self.reading = Reading(cfg, vocab, self._no_room)
+        self.cut = 0
 
     def _search(self, params: Any, source_BS: jax.Array, example_B: jax.Array) -> Found:
         apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
@@ -46,7 +45,8 @@ class Decoder:
 
         example_B: int32, a number of its own for each row.
         """
-        batch = {'source': source_BS[self._here], 'example_id': example_B[self._here]}
+        here = sharding.rows_here(len(source_BS), self._mesh)
+        batch = {'source': source_BS[here], 'example_id': example_B[here]}
         placed = sharding.put_batch(batch, self._mesh)
         return jax.device_get(self.search(params, placed['source'], placed['example_id']))
 
@@ -76,53 +76,57 @@ class Decoder:
         """`totals` of `examples`."""
         return self.totals(self.examples(params, split))
 
-    def lines(self, params: Any, lines: Sequence[str]) -> Iterable[tuple[str, int]]:
+    def lines(self, params: Any, lines: Sequence[str], first: int = 0) -> Iterable[tuple[str, int]]:
         """(output line, number of unknown source symbols) of each line, in order; a blank line gives an empty one.
 
         With eval.num_best > 1 an output is as many lines as hypotheses were found, as `found.as_line` writes them.
-        Outputs that eval.max_decode_length cut off are counted in a warning. Lines are sorted by length for the
-        batches. One that is longer than the longest source bucket is decoded from a batch of its own, padded to the
-        next power of two.
+        `cut` counts the outputs that eval.max_decode_length cut off. Lines are sorted by length for the batches. One
+        that is longer than the longest source bucket is decoded in a batch of its own, padded to the next power of two,
+        with fewer rows, so that its attention takes no more memory than that of the longest bucket, or has one row.
+
+        Args:
+          first: number of the first line, from 0.
 
         Raises:
-          UserError: a line is longer than a table by position reaches.
+          UserError: a line is too long, unless `reading` is lenient.
         """
-        name, vocab = self._cfg.data.name, self._vocab
-        encoded = [vocab.encode(source_symbols(name, vocab, line)) for line in lines]
-        outputs = [blank(number, self._cfg.eval.num_best) for number in range(len(lines))]
-        cut = 0
-        for shape, rows in self._line_batches(encoded):
-            source_BS = np.full((self._rows, shape), self._cfg.model.ids.pad, np.int32)
-            for row, index in enumerate(rows):
+        vocab = self._vocab
+        encoded = self.reading(lines, first)
+        outputs = [blank(first + index, self._cfg.eval.num_best) for index in range(len(lines))]
+        for shape, rows, indices in self._line_batches(encoded):
+            source_BS = np.full((rows, shape), self._cfg.model.ids.pad, np.int32)
+            for row, index in enumerate(indices):
                 source_BS[row, : len(encoded[index]) + 1] = [*encoded[index], vocab.ids.eos]
-            example_B = np.array([*rows, *[-1] * (self._rows - len(rows))], np.int32)
+            example_B = np.array([*(first + i for i in indices), *[-1] * (rows - len(indices))], np.int32)
             found = self.batch(params, source_BS, example_B)
-            for row, index in enumerate(rows):
-                outputs[index] = as_line(found, row, index, self._text)
-            cut += int(np.sum(found.truncated[: len(rows), 0]))
-        if cut:
-            logging.warning('%d of %d outputs are cut at eval.max_decode_length', cut, len(lines))
+            for row, index in enumerate(indices):
+                outputs[index] = as_line(found, row, first + index, self._text)
+            self.cut += int(np.sum(found.truncated[: len(indices), 0]))
         return zip(outputs, (tokens.count(vocab.ids.unk) for tokens in encoded), strict=True)
 
     def _text(self, tokens_T: np.ndarray) -> str:
         return ' '.join(self._vocab.join(self._vocab.decode(tokens_T.tolist())).split('\n'))  # a line stays one
 
-    def _line_batches(self, encoded: Sequence[Sequence[int]]) -> Iterable[tuple[int, list[int]]]:
-        """(padded source length, indices of the lines) of each batch."""
+    def _no_room(self, length: int) -> str:
+        longest = self._cfg.model.max_length
+        by_position = self._cfg.model.position == 'learned' or self._cfg.model.encoder_mixer in ('static', 'linformer')
+        if by_position and length + 1 > longest:
+            return f'; the tables by position end at config.model.max_length={longest}'
+        return ''
+
+    def _line_batches(self, encoded: Sequence[Sequence[int]]) -> Iterable[tuple[int, int, list[int]]]:
+        """(padded source length, rows, indices of the lines) of each batch."""
         sizes = sorted({size for size, _ in self._cfg.data.buckets})
         by_shape: dict[int, list[int]] = {}
         for index, tokens in enumerate(encoded):
             if tokens:
                 needed = len(tokens) + 1
                 shape = next((size for size in sizes if needed <= size), 1 << (needed - 1).bit_length())
-                if self._cfg.model.position == 'learned' or self._cfg.model.encoder_mixer in ('static', 'linformer'):
-                    if needed > (longest := self._cfg.model.max_length):
-                        raise UserError(
-                            f'line {index + 1}: {len(tokens)} symbols; the tables by position end at '
-                            f'config.model.max_length={longest}; shorten the line'
-                        )
-                    shape = min(shape, longest)
+                if self._no_room(shape - 1):
+                    shape = self._cfg.model.max_length
                 by_shape.setdefault(shape, []).append(index)
         for shape, indices in sorted(by_shape.items()):
-            for start in range(0, len(indices), self._rows):
-                yield shape, indices[start : start + self._rows]
+            fewer = max(1, int(self._rows * (sizes[-1] / shape) ** 2))
+            rows = self._rows if shape <= sizes[-1] else sharding.whole_rows(fewer, self._mesh)
+            for start in range(0, len(indices), rows):
+                yield shape, rows, indices[start : start + rows]

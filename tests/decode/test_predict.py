@@ -140,6 +140,16 @@ def test_a_line_longer_than_every_bucket_is_decoded_all_the_same():
     assert output == next(iter(by_padding.lines(params, [longer])))[0]
 
 
+def test_long_lines_take_the_memory_of_the_longest_bucket():
+    """As many rows less as the square of the length is more, and at least one."""
+    made, params = decoder(9, {'data.buckets': ((5, 9),)})
+    shapes, batch = [], made.batch
+    made.batch = lambda params, source, example: (shapes.append(source.shape), batch(params, source, example))[1]
+    lines = [' '.join('3142' * 5)[: 2 * count] for count in (3, 7, 7, 7, 7, 15, 15)]
+    assert len(list(made.lines(params, lines))) == 7
+    assert shapes == [(9, 5), (3, 8), (3, 8), (1, 16), (1, 16)]
+
+
 def test_learned_positions_have_an_end_that_is_named():
     made, params = decoder(3, {'model.position': 'learned', 'model.max_length': 9})
     with pytest.raises(UserError, match='line 2: 20 symbols; .*config.model.max_length=9'):
