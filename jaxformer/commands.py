@@ -59,7 +59,7 @@ def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     from jaxformer.data import text
     from jaxformer.decode.lines import Writer
 
-    lines = text.read_lines(_needed(values, 'input'))
+    path, workdir = _needed(values, 'input'), _needed(values, 'workdir')
     if values.output:
         _refuse_unwritable(values.output)
     with text.opened(path) as (source, num_bytes):
