@@ -138,6 +138,9 @@ def get_config() -> ConfigDict:
     train.nan_limit = 10  # failures in a row (restore: without a new checkpoint) after which the others stop, too
     train.spike_factor = 0.0  # a loss beyond so many medians of the 100 before it is warned of and logged; 0 = none is
     train.log_example_ids = False  # write the ids of each logged batch into metrics.jsonl
+    train.teacher = ''  # a run (or RUN@STEP) whose distributions are learnt beside the labels; '' = none
+    train.teacher_weight = 0.5  # loss = (1 - weight) of the labels + weight * temperature**2 * KL(teacher | student)
+    train.teacher_temperature = 2.0  # logits of both are divided by it in the second term
     train.start_from = ''  # a run whose newest parameters training begins with; '' = fresh ones
     train.masking = ConfigDict()  # mlm (Devlin et al. 2019, 3.1)
     train.masking.rate = 0.15  # share of the tokens that are to be guessed, and of these:

@@ -195,6 +195,9 @@ class TrainConfig:
     spike_factor: float
     log_example_ids: bool
     start_from: str
+    teacher: str
+    teacher_weight: float
+    teacher_temperature: float
     masking: MaskingConfig
 
 

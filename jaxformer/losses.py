@@ -31,6 +31,23 @@ def cross_entropy(
     return jnp.sum(jnp.where(weights_BT > 0, loss_BT * weights_BT, 0.0))
 
 
+def distillation(logits_BTV: Array, teacher_BTV: Array, weights_BT: Array, temperature: float) -> Array:
+    """Summed temperature² · KL(teacher ‖ student) of both softened by the temperature, in nats (Hinton et al. 2015, 2).
+
+    Args:
+      logits_BTV, teacher_BTV: float; no gradient goes to the teacher. weights_BT: as in `cross_entropy`.
+
+    Returns:
+      [] float32; 0 where the two agree. The square keeps the gradient's size as the temperature grows.
+    """
+    ours_BTV = logits_BTV.astype(jnp.float32) / temperature
+    theirs_BTV = jax.lax.stop_gradient(teacher_BTV.astype(jnp.float32)) / temperature
+    p_BTV = jax.nn.softmax(theirs_BTV, axis=-1)
+    normaliser = lambda x: jax.nn.logsumexp(x, axis=-1)  # noqa: E731
+    kl_BT = jnp.sum(p_BTV * (theirs_BTV - ours_BTV), axis=-1) - normaliser(theirs_BTV) + normaliser(ours_BTV)
+    return temperature**2 * jnp.sum(jnp.where(weights_BT > 0, kl_BT * weights_BT, 0.0))
+
+
 def count_correct(logits_BTV: Array, labels_BT: Array, weights_BT: Array) -> Array:
     """[] float32: weighted number of positions whose largest logit is the label."""
     return jnp.sum((jnp.argmax(logits_BTV, axis=-1) == labels_BT) * weights_BT)

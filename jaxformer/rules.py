@@ -336,6 +336,8 @@ def _train(cfg: Config) -> Iterable[Problem]:
         yield 'train.accumulation', f'a divisor of train.batch_size={cfg.train.batch_size}'
     if 0 < cfg.train.spike_factor <= 1:
         yield 'train.spike_factor', 'more than 1, or 0 for none: half of all losses are above their median'
+    if cfg.train.teacher and cfg.model.family == 'mlm':
+        yield 'train.teacher', 'empty with model.family=mlm, whose masked tokens are drawn anew at each step'
 
 
 def _mesh(cfg: Config) -> Iterable[Problem]:
@@ -394,6 +396,8 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('optim.clip_norm', 1e-12, math.inf),
     *((f'train.{name}', 1, math.inf) for name in ('num_steps', 'batch_size', 'log_every', 'checkpoint_every')),
     *((f'train.{name}', 1, math.inf) for name in ('accumulation', 'keep_checkpoints', 'nan_limit')),
+    ('train.teacher_weight', 0, 1),
+    ('train.teacher_temperature', 0.01, 1000),
     ('train.ema_decay', 0, 0.999999),
     ('train.keep_best', 0, math.inf),
     ('train.spike_factor', 0, math.inf),

@@ -114,7 +114,7 @@ SOURCES = [  # in which every field of the data matters
 ]
 
 
-def run(family, directory):
+def run(family, directory, name='', teacher=''):
     """Training, evaluation and decoding of three steps: the second and third meet numbers that are not finite."""
     source = directory / 'source.txt'
     lines = [f'{"even" if i % 2 == 0 else "odd"}\t{"spam " * (i % 3)}eggs {i}' for i in range(400)]
@@ -127,6 +127,7 @@ def run(family, directory):
         'train.num_steps': 3,
         'train.batch_size': 4,
         'train.nan_policy': 'skip',
+        'train.teacher': str(teacher),
         'eval.max_decode_length': 6,
         'data.source': str(source),
         'data.dir': str(directory / 'data'),
@@ -136,7 +137,7 @@ def run(family, directory):
         'data.buckets': ((32,),),
         'runtime.compilation_cache': jax.config.jax_compilation_cache_dir,
     }
-    return train(resolved(changes | OF_FAMILIES[family]), directory / family)
+    return train(resolved(changes | OF_FAMILIES[family]), directory / (name or family))
 
 
 def trace_search(cfg):
@@ -150,6 +151,7 @@ def test_every_field_is_read(reads, tmp_path):
     for family in rules.KIND_OF_FAMILY:
         split = OF_FAMILIES[family].get('eval.split', 'dev')
         assert {name.split('/')[0] for name in run(family, tmp_path)} == {split}
+    run('lm', tmp_path, 'student', tmp_path / 'lm')
     for changes in DESIGNS:
         cfg = resolved(changes)
         jax.eval_shape(loss_of(cfg), transformer.abstract_params(cfg.model, V, Y))

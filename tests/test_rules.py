@@ -95,6 +95,7 @@ REFUSED = [  # (changes, field, part of the reason)
         'float32 with model.attention.kernel=blockwise',
     ),
     ({'model.attention.shift': 1}, 'model.attention.shift', 'only window2d shifts'),
+    (MLM | {'train.teacher': 'runs/other'}, 'train.teacher', 'empty with model.family=mlm'),
     ({'train.spike_factor': 0.5}, 'train.spike_factor', 'more than 1'),
     ({'model.attention.pattern': 'window2d', 'model.attention.shift': 4}, 'model.attention.shift', 'window=4'),
     (

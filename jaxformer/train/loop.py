@@ -24,7 +24,7 @@ import time
 
 from etils import epath
 
-from jaxformer import processes, sharding
+from jaxformer import processes
 from jaxformer.claims import Claim
 from jaxformer.config import Config
 from jaxformer.train import directory, record
@@ -100,7 +100,7 @@ def _updates(run: Member, state: TrainState, stop: Stop, progress: Progress) -> 
     pending: Pending | None = None
     for step in range(run.step + 1, num_steps + 1):
         batch = next(run.batches)
-        placed = sharding.put_batch(batch, program.mesh)
+        placed = program.placed(batch)
         state, metrics = program.update(state, placed, run.values)
         if pending:
             progress.update(pending.step, run.look_at(pending), run.speed)

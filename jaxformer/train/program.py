@@ -8,12 +8,13 @@ from jaxformer import objectives, optim, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data import special_ids, too_few
-from jaxformer.data.splits import PairSplit
+from jaxformer.data.splits import Batch, PairSplit
 from jaxformer.decode.predict import Decoder
 from jaxformer.model import transformer
 from jaxformer.train import state as states
 from jaxformer.train.evaluate import Evaluator
 from jaxformer.train.step import compiled_step
+from jaxformer.train.teacher import Teacher
 
 
 class Program:
@@ -35,6 +36,7 @@ class Program:
         self.optimizer = optim.build(cfg)  # what it is built with is given to each update, too
         optim.warn(cfg)
         self.target = target = states.abstract(self.model, self.optimizer, self.mesh)
+        self.teacher = Teacher(cfg, corpus.vocab, self.model.vocab_size, self.mesh) if cfg.train.teacher else None
         self.initialise = states.initialiser(self.model, self.optimizer, target)
         self.update = compiled_step(cfg, self.model, target)
         self.evaluator = Evaluator(cfg, self.model, self.mesh)
@@ -42,6 +44,11 @@ class Program:
         held_out = self.evaluator.batches(self.split)  # refuses one that has none now, not after the training
         too_few.warn(cfg.data, self.split.name, held_out.num_examples)
         self.counted = objectives.counted(cfg.model.family)
+
+    def placed(self, batch: Batch) -> dict[str, jax.Array]:
+        """A batch on the mesh, with what a teacher says about it."""
+        placed = sharding.put_batch(batch, self.mesh)
+        return self.teacher(placed) if self.teacher else placed
 
     def beginning(self, params: Any, fresh: states.TrainState) -> states.TrainState:
         """A fresh state with other parameters, from which what the optimiser keeps of them begins, too."""

@@ -1,5 +1,6 @@
 """Parameters that a run begins with in place of fresh ones: those of another run, or of an imported model."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -56,14 +57,10 @@ def params_from(cfg: Config, vocab: Vocabulary, fresh: Any, workdir: epath.Path)
         raise UserError(f'{field}: {origin / VOCAB}: {error.strerror}; put the file back') from error
     except UserError as error:
         raise UserError(f'{field}: {error}') from error
-    ours = vocab.to_json()
-    if symbols.get('tokenizer') == ours.get('tokenizer') == 'file' and 'definition' not in symbols:
-        logging.warning('%s: does not know its tokenizer; data.tokenizer_file is taken for it', field)
-    elif [symbols.get(part) for part in _SPELLING] != [ours.get(part) for part in _SPELLING]:
-        raise UserError(f'{field}: its symbols ({VOCAB}) are not those of data.name={cfg.data.name}; use the same data')
+    refuse_other_symbols(field, symbols, vocab, cfg.data.name)
     found = checkpoint.restore_params(origin / CHECKPOINTS, step)
     there = {sharding.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
-    if symbols.get('classes') != ours.get('classes'):
+    if symbols.get('classes') != vocab.to_json().get('classes'):
         there = {name: leaf for name, leaf in there.items() if not name.startswith('classes')}
     missing: list[str] = []
 
@@ -90,3 +87,15 @@ def params_from(cfg: Config, vocab: Vocabulary, fresh: Any, workdir: epath.Path)
         logging.warning('%s: trained with another %s', field, ', '.join(fields))
     processes.on_first(lambda: files.write_json(note, {'run': str(origin), 'step': step}))
     return params
+
+
+def refuse_other_symbols(field: str, there: Mapping[str, Any], vocab: Vocabulary, data_name: str) -> None:
+    """Raises UserError, naming the field, where ids of the run it names stand for another text than ids of `vocab`.
+
+    there: its vocab.json.
+    """
+    ours = vocab.to_json()
+    if there.get('tokenizer') == ours.get('tokenizer') == 'file' and 'definition' not in there:
+        logging.warning('%s: does not know its tokenizer; data.tokenizer_file is taken for it', field)
+    elif [there.get(part) for part in _SPELLING] != [ours.get(part) for part in _SPELLING]:
+        raise UserError(f'{field}: its symbols ({VOCAB}) are not those of data.name={data_name}; use the same data')

@@ -32,17 +32,23 @@ def loss_fn(
     objective: Objective,
     values: Hyperparameters,
     part: jax.Array | None = None,
+    distillation: tuple[float, float] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(label-smoothed loss in nats per label that counts, number of such labels); 0 for a batch without any.
 
     part: which rows of the step's batch these are ([first, stride] uint32), where it is worked on in parts; their
       dropout masks are those that they have in the whole batch.
+    distillation: (weight, temperature) of the term by the teacher's logits in the batch.
     """
     inputs, labels_BT, weights_BT = objective(batch, None if key_2 is None else ops.fold(key_2, OBJECTIVE_SITE))
     dropout_2 = key_2 if key_2 is None or part is None else jnp.concatenate([key_2, part])
     logits_BTV, _ = model.apply({'params': params}, *inputs, key_2=dropout_2, rates=values.dropout)
     tokens = jnp.sum(weights_BT)
     total = losses.cross_entropy(logits_BTV, labels_BT, weights_BT, values.label_smoothing)
+    if distillation:
+        weight, temperature = distillation
+        total = (1 - weight) * total
+        total += weight * losses.distillation(logits_BTV, batch['teacher'], weights_BT, temperature)
     return total / jnp.maximum(tokens, 1.0), tokens
 
 
@@ -56,6 +62,7 @@ def train_step(
     optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
     schedule: Callable[[Hyperparameters], Callable[[jax.Array], jax.Array]],
     parts: int = 1,
+    distillation: tuple[float, float] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update on one global batch.
 
@@ -68,6 +75,7 @@ def train_step(
       batch: as the family's objective reads it; a row that is all padding counts for nothing.
       schedule: learning rate by the number of updates done before; only reported, `optimizer` holds its own.
       parts: of the batch, that are worked on in turn. The update is that of the batch as one, dropout included.
+      distillation: see `loss_fn`.
 
     Returns:
       (state, metrics): loss (nats per token, smoothed), tokens, grad_norm (before clipping), learning_rate, finite (or
@@ -79,7 +87,7 @@ def train_step(
     scale = scaling.scale if scaling else 1.0
 
     def scaled_loss(params: Any, rows: Batch, part: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        loss, tokens = loss_fn(params, rows, key_2, model, objective, values, part)
+        loss, tokens = loss_fn(params, rows, key_2, model, objective, values, part, distillation)
         return loss * scale, tokens
 
     scaled, tokens, grads = accumulation.value_and_grad(scaled_loss, parts, state.params, batch)
@@ -123,6 +131,7 @@ def of(cfg: Config, model: Family) -> Callable[..., tuple[TrainState, dict[str, 
         optimizer=lambda values: optim.build(cfg, values),
         schedule=lambda values: optim.schedule(cfg, values),
         parts=cfg.train.accumulation,
+        distillation=(cfg.train.teacher_weight, cfg.train.teacher_temperature) if cfg.train.teacher else None,
     )
 
 
