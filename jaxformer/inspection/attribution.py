@@ -1,0 +1,272 @@
+"""Which symbols of a text a model's outputs depend on, by gradients and by deletion, beside what it attends to.
+
+Attention weights say what is mixed, not what matters: here are measures of the latter, to be held against them. An
+output is the log-probability of a symbol (or class) that the model gave; its inputs are the symbols that the encoder
+reads, or, of a language model, those that the decoder reads. Whatever the run computes in, this is float32.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from jaxformer.decode.greedy import outputs
+from jaxformer.decode.open import OpenRun
+from jaxformer.inspection import example as examples
+from jaxformer.inspection.example import Example, arrays, spelled
+from jaxformer.inspection.rollout import cross_rollout, rollout
+from jaxformer.model import transformer
+from jaxformer.model.family import Family
+
+TOLERANCE, FLOOR = 0.01, 1e-3
+"""Of completeness: a share of the change, and nats below which a gap is rounding."""
+
+POINTS = (16, 32, 64, 128, 256)
+"""Numbers of points on the path of integrated gradients; the first that satisfies completeness is taken."""
+
+TOGETHER = 8
+"""Texts that go through the model at once."""
+
+ATTENTION = ('attention', 'last_layer', 'rollout')
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attribution:
+    """Of one text: R outputs, C inputs.
+
+    outputs, inputs: their symbols. scores_R: log-probability of each output, in nats.
+    by: name → float32 [R, C]; nan where an input cannot be left out. Those of ATTENTION are missing where the mixer has
+      no weight for every key.
+        gradient_x_input     the gradient by the embedding of an input, times it
+        integrated_gradients the same along the way from an embedding of zeros (Sundararajan et al. 2017, eq. 1)
+        occlusion            how much the score falls when the input is deleted from the text
+        attention            the weights, mean of all layers and heads; last_layer: of its heads; rollout: see there
+    baseline_R: the scores with embeddings of zeros. gap_R: scores − baseline − the sum of the integrated gradients.
+    points: of the path.
+    """
+
+    text: str
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+    scores_R: np.ndarray
+    by: dict[str, np.ndarray]
+    baseline_R: np.ndarray
+    gap_R: np.ndarray
+    points: int
+
+
+def of_run(run: OpenRun, text: str, target: str | None = None) -> Attribution:
+    """Every measure, of one text.
+
+    Raises:
+      UserError: as `example.of_text`, or a side that is longer than the learned positions.
+    """
+    run = in_float32(run)
+    given = examples.of_text(run, text, target)
+    inputs = arrays(run, [given.source], [given.labels])
+    ids_R = _outputs(run, given, inputs)
+    C = len(given.source) or len(given.labels)
+    gradient, scores = gradient_x_input(run, inputs, ids_R)
+    integrated, baseline, gap, points = integrated_gradients(run, inputs, ids_R)
+    by = {
+        'gradient_x_input': gradient[:, :C],
+        'integrated_gradients': integrated[:, :C],
+        'occlusion': occlusion(run, given, ids_R, scores),
+        **attended(run, given, inputs),
+    }
+    read = given.source or (run.cfg.model.ids.start, *given.labels[:-1])
+    names = run.vocab.classes if run.cfg.model.family == 'classifier' else None
+    return Attribution(
+        text=text,
+        outputs=tuple(names[id_] for id_ in ids_R) if names else spelled(run.vocab, ids_R.tolist()),
+        inputs=spelled(run.vocab, read),
+        scores_R=scores,
+        by={name: np.asarray(array, np.float32) for name, array in by.items()},
+        baseline_R=baseline,
+        gap_R=gap,
+        points=points,
+    )
+
+
+def in_float32(run: OpenRun) -> OpenRun:
+    """The run with a model that computes in float32, by the plain formula of attention."""
+    cfg = run.cfg.model
+    cfg = dataclasses.replace(
+        cfg,
+        precision=dataclasses.replace(cfg.precision, compute='float32', softmax='float32'),
+        attention=dataclasses.replace(cfg.attention, kernel='plain'),
+    )
+    return dataclasses.replace(run, model=transformer.build(cfg, len(run.vocab), len(run.vocab.classes)))
+
+
+def _outputs(run: OpenRun, given: Example, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
+    """int [R]: what the decoder wrote; of an encoder what is most probable, at each place or of the whole text."""
+    if given.labels:
+        return np.asarray(given.labels)
+    logits_RV = np.asarray(_forward(run.model, run.params, inputs)[0])[0]
+    if run.cfg.model.family == 'mlm':
+        logits_RV = np.where(outputs(logits_RV.shape[-1], len(run.vocab), run.vocab.ids), logits_RV, -np.inf)
+    return logits_RV[: len(given.source)].argmax(-1)
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'collect'))
+def _forward(
+    model: Family,
+    params: Any,
+    inputs: tuple[jax.Array, ...],
+    x_BCD: jax.Array | None = None,
+    collect: tuple[str, ...] = (),
+) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """(logits [B, R, V], x_BCD, maps if collected) of a pass whose inputs are embedded as x_BCD; None: by the table."""
+    seen: list[jax.Array] = []
+
+    def embed(method: Any, args: Any, options: Any, context: nn.module.InterceptorContext) -> Any:
+        given = method(*args, **options)
+        if context.method_name != '_embed' or seen:  # the first is the encoder's, or that of a decoder alone
+            return given
+        seen.append(given if x_BCD is None else x_BCD)
+        return seen[0]
+
+    with nn.intercept_methods(embed):
+        logits_BRV, maps = model.apply({'params': params}, *inputs, collect=collect)
+    return logits_BRV, seen[0], dict(maps)
+
+
+def _scores(logits_RV: jax.Array, ids_R: jax.Array) -> jax.Array:
+    """[R] log-probabilities; rows beyond those of ids_R are padding."""
+    logprobs_RV = jax.nn.log_softmax(logits_RV[: ids_R.shape[0]])
+    return jnp.take_along_axis(logprobs_RV, ids_R[:, None], axis=-1)[:, 0]
+
+
+@functools.partial(jax.jit, static_argnames=('model',))
+def _jacobian(
+    model: Family, params: Any, inputs: tuple[jax.Array, ...], ids_R: jax.Array, x_BCD: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(the gradients [R, C, D] of the scores by the embeddings, the scores [R])."""
+
+    def scores(x_BCD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scores_R = _scores(_forward(model, params, inputs, x_BCD)[0][0], ids_R)
+        return scores_R, scores_R
+
+    gradient_RBCD, scores_R = jax.jacrev(scores, has_aux=True)(x_BCD)
+    return gradient_RBCD[:, 0], scores_R
+
+
+def _gradients(
+    run: OpenRun, inputs: tuple[np.ndarray, ...], ids_R: np.ndarray, x_BCD: jax.Array
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `_jacobian`; R is rounded up for it, so that texts of about the same length share a program."""
+    R, rows = len(ids_R), 1 if _pooled(run) else inputs[-1].shape[1]
+    rounded = np.zeros(min(R + -R % TOGETHER, rows), np.int32)
+    rounded[:R] = ids_R
+    gradient_RCD, scores_R = _jacobian(run.model, run.params, inputs, rounded, x_BCD)
+    return np.asarray(gradient_RCD)[:R], np.asarray(scores_R)[:R]
+
+
+def _pooled(run: OpenRun) -> bool:
+    """Whether there is one output for the whole text."""
+    return run.cfg.model.family == 'classifier' and run.cfg.model.head.pooling != 'tokens'
+
+
+def gradient_x_input(run: OpenRun, inputs: tuple[np.ndarray, ...], ids_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """([R, C], the scores [R]); C with its padding, whose part is 0."""
+    x_BCD = _forward(run.model, run.params, inputs)[1]
+    gradient_RCD, scores_R = _gradients(run, inputs, ids_R, x_BCD)
+    return np.einsum('RCD,CD->RC', gradient_RCD, x_BCD[0]), scores_R
+
+
+def integrated_gradients(
+    run: OpenRun, inputs: tuple[np.ndarray, ...], ids_R: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """([R, C], baseline [R], gap [R], points), by Gauss and Legendre's points on the straight way from zeros.
+
+    A warning says where the most points do not bring the gap of each output below TOLERANCE of its change.
+    """
+    x_BCD = _forward(run.model, run.params, inputs)[1]
+    at = lambda share: _gradients(run, inputs, ids_R, share * x_BCD)  # noqa: E731
+    baseline_R, scores_R = (np.asarray(at(share)[1], np.float64) for share in (0.0, 1.0))
+    change_R = scores_R - baseline_R
+    for points in POINTS:
+        places, weights = np.polynomial.legendre.leggauss(points)
+        mean_RCD = sum(w / 2 * np.asarray(at((p + 1) / 2)[0], np.float64) for p, w in zip(places, weights, strict=True))
+        found_RC = np.einsum('RCD,CD->RC', mean_RCD, x_BCD[0])
+        gap_R = change_R - found_RC.sum(axis=1)
+        if np.all(np.abs(gap_R) <= np.maximum(TOLERANCE * np.abs(change_R), FLOOR)):
+            break
+    else:
+        logging.warning(
+            'integrated gradients of %d points miss up to %.2g of %.2g nats',
+            points,
+            np.abs(gap_R).max(),
+            change_R.max(),
+        )
+    return found_RC, baseline_R, gap_R, points
+
+
+def occlusion(run: OpenRun, given: Example, ids_R: np.ndarray, scores_R: np.ndarray) -> np.ndarray:
+    """[R, C]: how much each score falls when an input is deleted and those behind it move up.
+
+    nan where that is not defined: the start symbol of a decoder, and a place whose own output is asked for.
+    """
+    family, R = run.cfg.model.family, len(ids_R)
+    own = given.source or given.labels
+    shorter = [own[:c] + own[c + 1 :] for c in range(len(own))]
+    labels = shorter if family == 'lm' else [given.labels] * len(own)
+    falls_RA = np.full((R, len(own)), np.nan)
+    for c, logits_RV in enumerate(_in_groups(run, shorter, labels)):
+        # Row of the shorter text in which each output is; where inputs and outputs are the same places, -1 of its own.
+        places_R = np.arange(R)
+        if family != 'seq2seq' and not _pooled(run):
+            places_R = np.where(places_R < c, places_R, np.where(places_R == c, -1, places_R - 1))
+        kept = places_R >= 0
+        without = _scores(jnp.asarray(logits_RV)[places_R[kept]], jnp.asarray(ids_R[kept]))
+        falls_RA[kept, c] = scores_R[kept] - np.asarray(without)
+    if family != 'lm':
+        return falls_RA
+    # Column c + 1 is the input that label c becomes; what was written before it does not know of it.
+    found_RC = np.full((R, R), np.nan)
+    found_RC[:, 1:] = np.where(np.arange(R)[:, None] > np.arange(R - 1), falls_RA[:, :-1], 0)
+    return found_RC
+
+
+def _in_groups(run: OpenRun, source: list[tuple[int, ...]], labels: list[tuple[int, ...]]) -> Iterator[np.ndarray]:
+    """The logits [R, V] of each row, worked out TOGETHER at a time."""
+    more = -len(source) % TOGETHER
+    source, labels = [*source, *source[:1] * more], [*labels, *labels[:1] * more]
+    for start in range(0, len(source) - more, TOGETHER):
+        group = slice(start, start + TOGETHER)
+        logits_BRV, _, _ = _forward(run.model, run.params, arrays(run, source[group], labels[group]))
+        yield from np.asarray(logits_BRV)[: len(source) - more - start]
+
+
+def attended(run: OpenRun, given: Example, inputs: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+    """ATTENTION → [R, C], {} where the mixer that looks at the inputs has no weight for every key."""
+    _, _, found = _forward(run.model, run.params, inputs, collect=('attention',))
+    S, T = len(given.source), len(given.labels)
+    sizes = {'encoder': (S, S), 'decoder': (T, T), 'cross': (T, S)}
+    maps = {kind: np.asarray(found[kind])[:, 0, :, :t, :s] for kind, (t, s) in sizes.items() if kind in found}
+    kind = {'seq2seq': 'cross', 'lm': 'decoder'}.get(run.cfg.model.family, 'encoder')
+    if kind not in maps:
+        return {}
+    by = {'attention': maps[kind].mean(axis=(0, 1)), 'last_layer': maps[kind][-1].mean(axis=0)}
+    if kind != 'cross':
+        by['rollout'] = rollout(maps[kind])
+    elif maps.keys() == sizes.keys():
+        by['rollout'] = cross_rollout(maps['encoder'], maps['decoder'], maps['cross'])
+    if run.cfg.model.family == 'classifier':
+        by = {name: POOLED[run.cfg.model.head.pooling](array) for name, array in by.items()}
+    return by
+
+
+POOLED = {
+    'first': lambda array: array[:1],
+    'mean': lambda array: array.mean(axis=0, keepdims=True),
+    'tokens': lambda array: array,
+}
+"""model.head.pooling → what its outputs see of the weights of all places."""
