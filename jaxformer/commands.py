@@ -43,12 +43,29 @@ def params(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
 
 def evaluate(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Loss, perplexity, accuracy and error rates of a checkpoint on a whole split; --config.data.… for other data."""
+    """Judges a checkpoint by a whole split: loss, perplexity, accuracy, error rates, BLEU; or a file of outputs.
+
+    --config.data.… for other data, --config.eval.… for another search. --against: the difference of two, with the
+    interval that resampling the examples gives (1,000 times, pairs of both), and p.
+    """
     _none_left(positional)
+    if values.hypotheses or values.references:
+        from jaxformer.decode import text_scores
+
+        references = _needed(values, 'references').split(',')
+        found = text_scores.of_files(_needed(values, 'hypotheses'), references, values.against)
+        _print_metrics(found, values.json)
+        return 0
+    if values.against:
+        from jaxformer.train import against
+
+        workdir = _needed(values, 'workdir')
+        rows = against.compare(workdir, values.against, values.step, values.split, changes)
+        print(json.dumps(against.as_json(rows)) if values.json else against.as_text(rows, workdir, values.against))
+        return 0
     from jaxformer.train.score import score
 
-    result = score(_needed(values, 'workdir'), values.step, values.split, changes)
-    _print_metrics(result, values.json)
+    _print_metrics(score(_needed(values, 'workdir'), values.step, values.split, changes), values.json)
     return 0
 
 
@@ -141,7 +158,8 @@ def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
 def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
     """Looks into a run: `params` (the default) of a checkpoint, from its metadata, with --stats from its arrays; which
-    `checkpoints` there are, and what is wrong with them; `attention` maps of --input as pictures."""
+    `checkpoints` there are, and what is wrong with them; `attention` maps of --input as pictures; `attribution`: what the outputs
+    for each line of --input depend on by gradients and deletion, and whether attention agrees."""
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # looking must not take an accelerator that a run wants
     view, *rest = positional or ['params']
     _none_left(rest)
@@ -160,14 +178,41 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
 
         entries = checkpoints.of_run(workdir)
         print(json.dumps(checkpoints.as_json(entries)) if values.json else checkpoints.as_text(entries))
-    elif view == 'attention':
-        from jaxformer.inspection import attention
+    elif view == 'attribution':
+        from jaxformer.data import text as texts
+        from jaxformer.inspection import attribution_report
 
-        maps = attention.maps(workdir, _needed(values, 'input'), values.step)
-        paths = [str(path) for path in attention.draw(maps, values.output or os.path.join(workdir, 'attention'))]
-        print(json.dumps(paths) if values.json else '\n'.join(paths))
+        shown = attribution_report.of_lines(workdir, texts.read_lines(_needed(values, 'input')), values.step)
+        drawn = [str(path) for path in attribution_report.draw(shown, values.output or f'{workdir}/attribution')]
+        if values.json:
+            print(json.dumps({**attribution_report.as_json(shown), 'figures': drawn}))
+        else:
+            print('\n'.join([attribution_report.as_text(shown), '', *drawn]))
+    elif view == 'attention':
+        from jaxformer.decode.open import open_run
+        from jaxformer.inspection import attention, choice, scores
+
+        chosen = choice.parse(values.which, values.layers, values.heads)
+        paths: list[str] = []
+        if values.split:
+            from jaxformer.data import corpus
+
+            run = open_run(workdir, values.step)
+            found = scores.of_split(run, corpus.load(run.cfg.data).split(values.split), chosen)
+        else:
+            text = _needed(values, 'input')
+            run = open_run(workdir, values.step)
+            maps = attention.of_run(run, text, choice=chosen)
+            found = scores.of_maps(run, maps, chosen)
+            output = values.output or os.path.join(workdir, 'attention')
+            paths = [str(path) for path in attention.draw(maps, output, values.format)]
+        print(
+            json.dumps({'figures': paths, 'heads': scores.as_json(found)})
+            if values.json
+            else '\n'.join([scores.as_text(found), *paths])
+        )
     else:
-        raise UserError(f'inspect {view}: no such view; choose params, checkpoints or attention')
+        raise UserError(f'inspect {view}: no such view; choose params, checkpoints, attention or attribution')
     return 0
 
 
@@ -250,20 +295,30 @@ def _refuse_unwritable(path: str) -> None:
         raise UserError(f'--output={path}: not a file in a directory that can be written; choose another one')
 
 
-def _none_left(positional: Sequence[str]) -> None:
-    if positional:
-        raise UserError(f'{positional[0]}: not expected here; flags are written --name=value')
-
-
-def _print_metrics(metrics: dict[str, float], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(metrics))
-        return
-    for name, value in metrics.items():
-        grouped = (float(value).is_integer() or abs(value) >= 1e5) and abs(value) < 1e15
-        print(f'{name:<18} {value:{",.0f" if grouped else ".6g"}}')
 def _to_standard_output(content: bytes) -> None:
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()
 
 
+def _none_left(positional: Sequence[str]) -> None:
+    if positional:
+        raise UserError(f'{positional[0]}: not expected here; flags are written --name=value')
+
+
+def _print_metrics(metrics: dict[str, Any], as_json: bool) -> None:
+    """A line for each; the ends of an interval stand behind what they are of."""
+    if as_json:
+        print(json.dumps(metrics))
+        return
+    ends = {f'{name}{end}' for name in metrics for end in ('_low', '_high')}
+    for name, value in metrics.items():
+        if name not in ends:
+            both = [_number(metrics[end]) for end in (f'{name}_low', f'{name}_high') if end in metrics]
+            print(f'{name:<18} {_number(value)}' + (f' ({both[0]} to {both[1]})' if both else ''))
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    grouped = (float(value).is_integer() or abs(value) >= 1e5) and abs(value) < 1e15
+    return f'{value:{",.0f" if grouped else ".6g"}}'

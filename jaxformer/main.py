@@ -22,12 +22,13 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   train    --config=FILE --workdir=RUN [--config.a.b=value …]   train, or go on with what is there
   params   --config=FILE [--config.a.b=value …]                 count parameters without allocating any
   eval     --workdir=RUN [--step=N] [--split=test] [--config.data.b=value …]      loss, perplexity and error rates
+  eval     --workdir=RUN --against=RUN | --hypotheses=FILE --references=FILE[,FILE]     compare two; BLEU of a file
   decode   --workdir=RUN --input=FILE|- [--output=FILE] [--config.eval.b=value …]       one output line per input line
   plan     --grid=FILE --workdir=GRID [--seeds=N] [--memory] [--config.a.b=value …]     what a grid would run and take
   ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
   status   --workdir=GRID                                       how far its runs are, who works on them, time left
   report   --workdir=GRID                                       table, curves and page of a grid
-  inspect  --workdir=RUN [--step=N] [params | checkpoints | attention]      look into a checkpoint
+  inspect  --workdir=RUN [--step=N] [params | checkpoints | attention | attribution]     look into a run
   compare  RUN RUN … | GRID GRID … | RUN@STEP RUN@STEP          differences of configs and metrics; of parameters
   import   --input=DIR --workdir=RUN                            a model in Hugging Face's layout becomes a run
   export   --workdir=RUN [--step=N] --output=DIR                a checkpoint in Hugging Face's layout
@@ -51,13 +52,24 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     'steps': (INTEGER, 20, 'steps of the straight run, in the place of train.num_steps'),
     'stats': (BOOLEAN, False, 'params: norm, spectral norm, extremes, zeros … of each array, which are read for it'),
     'since': (INTEGER, None, 'params: an earlier step; --stats, and how far each array has moved from there'),
-    'split': (STRING, None, 'train, dev or test; what eval.split says without it'),
+    'split': (
+        STRING,
+        None,
+        {
+            'eval': 'train, dev or test; what eval.split says without it',
+            'inspect': 'attention: train, dev or test, the means over it in the place of an --input',
+        },
+    ),
+    'which': (STRING, None, 'attention: encoder, decoder, cross, or several of them, as in encoder,cross'),
+    'layers': (STRING, None, 'attention: numbers from 1, as in 1,3; all without it'),
+    'heads': (STRING, None, 'attention: numbers from 1, as in 1,3; all without it'),
+    'format': (STRING, 'png', 'attention: png, svg or pdf'),
     'input': (
         STRING,
         None,
         {
             'decode': 'a text file, or - for standard input',
-            'inspect': 'attention: a text',
+            'inspect': 'attention: a text; attribution: a file, a text per line',
             'import': 'a directory',
         },
     ),
@@ -66,10 +78,13 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         None,
         {
             'decode': 'a file; standard output without it',
-            'inspect': 'attention: a directory; RUN/attention without it',
+            'inspect': 'attention, attribution: a directory; RUN/attention or RUN/attribution without it',
             'export': 'a directory',
         },
     ),
+    'against': (STRING, '', 'another run (with --hypotheses: another file of outputs) to compare with'),
+    'hypotheses': (STRING, '', 'a file of outputs, detokenised, to be judged without a run'),
+    'references': (STRING, '', 'with --hypotheses: a file of references, or several with commas between them'),
     'grid': (STRING, None, 'a grid file, e.g. experiments/heads.py'),
     'seeds': (INTEGER, 1, 'runs of each cell, with seeds seed, seed + 1 …'),
     'launcher': (
@@ -88,16 +103,22 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     'memory': (BOOLEAN, False, 'compile a step of each cell, and say what it takes of the memory of each device'),
     'json': (BOOLEAN, False, 'print JSON'),
 }
+INSPECT = (
+    'workdir', 'step', 'stats', 'since', 'input', 'split', 'which', 'layers', 'heads', 'output', 'format', 'json',
+)  # fmt: skip
 COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'train': (commands.train, ('config', 'workdir', 'coordinator', 'processes', 'process', 'json')),
     'params': (commands.params, ('config', 'json')),
-    'eval': (commands.evaluate, ('workdir', 'step', 'split', 'json')),
+    'eval': (
+        commands.evaluate,
+        ('workdir', 'step', 'split', 'against', 'hypotheses', 'references', 'json'),
+    ),
     'decode': (commands.decode, ('workdir', 'step', 'input', 'output')),
     'plan': (commands.plan, ('grid', 'workdir', 'seeds', 'memory', 'json')),
     'ablate': (commands.ablate, ('grid', 'workdir', 'seeds', 'launcher', 'workers', 'slurm', 'retry_failed')),
     'status': (commands.status, ('workdir', 'json')),
     'report': (commands.report, ('workdir',)),
-    'inspect': (commands.inspect, ('workdir', 'step', 'stats', 'since', 'input', 'output', 'json')),
+    'inspect': (commands.inspect, INSPECT),
     'compare': (commands.compare, ('json',)),
     'import': (commands.import_, ('input', 'workdir')),
     'export': (commands.export, ('workdir', 'step', 'output')),

@@ -17,13 +17,14 @@ FONT = 9  # points; a label takes about FONT / 60 inches
 def heat_maps(
     weights_HTS: np.ndarray,
     *,
+    heads: Sequence[int],
     rows: Sequence[str],
     columns: Sequence[str],
     row_title: str,
     column_title: str,
     title: str,
 ) -> Any:
-    """A matplotlib figure with a panel per head on one colour scale from 0 to 1.
+    """A matplotlib figure with a panel per head, by the numbers `heads`, on one colour scale from 0 to 1.
 
     `rows` and `columns` name T and S. Where they are too many to be written, every second (third …) is.
     """
@@ -52,7 +53,7 @@ def heat_maps(
             panel.set_axis_off()
             continue
         panel.imshow(weights_HTS[number], vmin=0, vmax=1, cmap='Blues', interpolation='nearest')
-        panel.set_title(f'head {number + 1}', fontsize=FONT + 1)
+        panel.set_title(f'head {heads[number]}', fontsize=FONT + 1)
         _name(panel.yaxis, rows if number % across == 0 else (), T, cell, upright=True)
         _name(panel.xaxis, columns if number + across >= H else (), S, cell, upright=False)
     image = panels[0, 0].images[0]

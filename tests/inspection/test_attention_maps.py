@@ -13,6 +13,7 @@ from jaxformer.data.vocab import BOS, EOS, PAD, Vocabulary
 from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
 from jaxformer.inspection import attention
+from jaxformer.inspection.choice import Choice
 from jaxformer.model import transformer
 from jaxformer.model.keep import Keep
 
@@ -66,8 +67,8 @@ class ByHand:
                     return self.norm(x + function(x), norm)
                 return x + function(self.norm(x, norm))
 
-            def attend(h, keys, name, causal, kind, layer=layer):
-                y, weights = self.attention(layer[name], h, keys, causal)
+            def attend(h, keys, name, causal, kind, layer=layer, n=n):
+                y, weights = self.attention(layer[name], h, keys, causal, n)
                 maps[kind].append(weights)
                 return y
 
@@ -84,18 +85,42 @@ class ByHand:
             x = self.norm(x, self.params[side]['final_norm'])
         return {kind: np.array(weights) for kind, weights in maps.items()}, x
 
-    def attention(self, p, queries, keys, causal):
+    def attention(self, p, queries, keys, causal, layer):
         H, G = self.model.num_heads, self.model.num_kv_heads
         output, weights = 0, []
         for h in range(H):
             g = h // (H // G)
-            scores = (queries @ p['query'][:, h]) @ (keys @ p['key'][:, g]).T / np.sqrt(self.model.d_k)
+            q, k = queries @ p['query'][:, h], keys @ p['key'][:, g]
+            scores = {
+                'scaled_dot': lambda q=q, k=k: q @ k.T / np.sqrt(self.model.d_k),
+                'dot': lambda q=q, k=k: q @ k.T,
+                'additive': lambda q=q, k=k, h=h: np.tanh(q[:, None] + k[None]) @ p['score'][h],
+            }[self.model.attention.score]()
             if causal:
                 scores[np.triu_indices(len(scores), 1)] = -np.inf
+            if queries is keys:  # a stack that looks at itself
+                scores[~self.seen(len(keys), layer)] = -np.inf
             e = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights.append(e / e.sum(axis=1, keepdims=True))
             output = output + weights[h] @ (keys @ p['value'][:, g]) @ p['out'][h]
         return output, np.array(weights)
+
+    def seen(self, T, layer):
+        """[T, T]: which keys the pattern shows to each query."""
+        a, seen = self.model.attention, np.ones((T, T), bool)
+        for t, s in np.ndindex(T, T):
+            near = abs(t - s) <= a.window
+            if a.pattern == 'local':
+                seen[t, s] = near
+            elif a.pattern == 'global_local':
+                seen[t, s] = near or t in a.global_positions or s in a.global_positions
+            elif a.pattern == 'window2d':
+                moved = a.shift if layer % 2 else 0
+                squares = [
+                    [(x - moved + a.window) // a.window for x in divmod(place, a.grid_width)] for place in (t, s)
+                ]
+                seen[t, s] = squares[0] == squares[1]
+        return seen
 
     def norm(self, x, p):
         deviation = np.sqrt(x.var(axis=-1, keepdims=True) + self.model.norm_epsilon)
@@ -121,6 +146,48 @@ def test_maps_equal_the_weights_by_hand(make_cfg, residual):
     # The same arrays the wrong way round do not pass: the encoder's are as square as the right ones.
     assert np.abs(maps.encoder.swapaxes(-1, -2) - expected['encoder']).max() > 0.05
     assert np.all(np.triu(maps.decoder, 1) == 0) and not np.all(np.triu(maps.decoder.swapaxes(-1, -2), 1) == 0)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'hidden'),
+    [
+        ({'score': 'dot'}, 0),
+        ({'score': 'additive'}, 0),
+        ({'pattern': 'local', 'window': 2}, 20),
+        ({'pattern': 'global_local', 'window': 1, 'global_positions': (3,)}, 20),
+        ({'pattern': 'window2d', 'window': 2, 'grid_width': 3, 'shift': 1}, 20),
+    ],
+    ids=str,
+)
+def test_maps_of_each_score_and_pattern_equal_the_weights_by_hand(make_cfg, changes, hidden):
+    changes = {f'model__attention__{name}': value for name, value in changes.items()}
+    run = untrained(make_cfg(model__num_heads=2, model__num_kv_heads=1, model__d_k=5, model__d_v=3, **changes))
+    maps = attention.of_run(run, TEXT, TARGET)
+    source, target = (VOCAB.encode(text.split()) for text in (TEXT, TARGET))
+    expected = ByHand(run).maps([*source, EOS], [BOS, *target])
+    for kind in attention.KINDS:
+        np.testing.assert_allclose(getattr(maps, kind), expected[kind], atol=1e-5)
+        np.testing.assert_allclose(getattr(maps, kind).sum(axis=-1), 1, atol=1e-6)
+    assert np.abs(maps.encoder.swapaxes(-1, -2) - expected['encoder']).max() > 0.05
+    zeros = np.sum(maps.encoder[:, 0] == 0, axis=(1, 2))  # exactly: what is not seen has no weight
+    assert np.all(zeros >= hidden) if hidden else not zeros.any()
+
+
+def test_chosen_layers_heads_and_rows_are_those_of_all(run):
+    whole = attention.of_run(run, TEXT, TARGET)
+    picked = attention.of_run(run, TEXT, TARGET, Choice(('cross', 'decoder'), layers=(1,), heads=(3, 0), rows=(2, 1)))
+    assert picked.encoder.size == 0 and picked.cross.shape == (1, 2, 2, 7) and picked.decoder.shape == (1, 2, 2, 4)
+    np.testing.assert_allclose(picked.cross, whole.cross[[1]][:, [3, 0]][:, :, [2, 1]], atol=1e-6)
+    assert picked.axes('cross') == (('10', '4'), whole.source)
+    panels = attention.figure(picked, 'cross', 0).axes[:2]
+    assert [panel.get_title() for panel in panels] == ['head 4', 'head 1']
+    for choice, said in (
+        (Choice(layers=(2,)), 'layer 3: the encoder attention has layers 1 to 2'),
+        (Choice(('decoder',), heads=(4,)), 'head 5: the decoder attention has heads 1 to 4'),
+        (Choice(('decoder',), rows=(4,)), 'row 5: the decoder attention of this text has rows 1 to 4'),
+    ):
+        with pytest.raises(UserError, match=said):
+            attention.of_run(run, TEXT, TARGET, choice)
 
 
 def test_axes_name_every_row_and_column(run):

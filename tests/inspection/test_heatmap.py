@@ -9,7 +9,9 @@ from jaxformer.inspection.heatmap import heat_maps
 def make(H, T, S, names='s'):
     weights = np.full((H, T, S), 1 / S, np.float32)
     rows, columns = [f'r{i}' for i in range(T)], [f'{names}{i}' for i in range(S)]
-    return heat_maps(weights, rows=rows, columns=columns, row_title='row', column_title='column', title='a\nb')
+    return heat_maps(
+        weights, heads=range(1, H + 1), rows=rows, columns=columns, row_title='row', column_title='column', title='a\nb'
+    )
 
 
 def overlapping(panel, figure):
@@ -36,5 +38,11 @@ def test_size_is_bounded_and_names_do_not_touch(H, T, S, names):
 def test_names_must_fit_the_weights():
     with pytest.raises(ValueError, match='weights of 5 x 7 with 7 row and 5 column names'):
         heat_maps(
-            np.zeros((1, 5, 7)), rows=list('abcdefg'), columns=list('abcde'), row_title='', column_title='', title=''
+            np.zeros((1, 5, 7)),
+            heads=[1],
+            rows=list('abcdefg'),
+            columns=list('abcde'),
+            row_title='',
+            column_title='',
+            title='',
         )
