@@ -21,6 +21,7 @@ SHORT = (
     '--config.train.checkpoint_every=3',
     '--config.eval.every=0',
 )
+INSPECTED = 'attention: a text; attribution: a file, a text per line'
 SMALL = (*SHORT, '--config.data.buckets=((9,9),)', '--config.data.num_examples=60')
 
 
@@ -99,7 +100,7 @@ def test_the_version_is_that_of_the_package(capsys):
     ('arguments', 'said', 'unsaid'),
     [
         (('import', '--workdir=any'), 'a directory', ('text', 'standard input')),
-        (('inspect', 'attention', '--workdir=any'), 'attention: a text', ('directory', 'standard input')),
+        (('inspect', 'attention', '--workdir=any'), INSPECTED, ('directory', 'standard input')),
         (('decode', '--workdir=any'), 'a text file, or - for standard input', ('directory', 'attention')),
         (('export', '--workdir=any'), 'a directory', ('file', 'attention')),
     ],
