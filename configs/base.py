@@ -171,6 +171,7 @@ def get_config() -> ConfigDict:
 
     config.data = data = ConfigDict()
     # pairs: cmudict (letters to phonemes) | copy | reverse | sort (synthetic) | parallel (two files, line by line) |
+    #   help_pages (two folders of LibreOffice's help, such as /usr/share/libreoffice/help/de) |
     #   a TFDS translation data set with its config, such as wmt14_translate/de-en
     # text: stdlib (the source of this Python's standard library) | text (files)
     # labelled: stdlib_labels (data.labels) | labelled (a file of lines: label, tab, text)

@@ -72,6 +72,7 @@ DATA_KINDS: Mapping[str, str] = {
     'reverse': 'pairs',
     'sort': 'pairs',
     'parallel': 'pairs',
+    'help_pages': 'pairs',
     'stdlib': 'text',
     'text': 'text',
     'stdlib_labels': 'labelled',
@@ -79,9 +80,15 @@ DATA_KINDS: Mapping[str, str] = {
 }
 """data.name → what an example is; any other name with a '/' is a TFDS translation data set, of pairs."""
 
-NEEDED_FILES = {'parallel': ('source', 'target'), 'text': ('source',), 'labelled': ('source',)}
+NEEDED_FILES = {
+    'parallel': ('source', 'target'),
+    'help_pages': ('source', 'target'),
+    'text': ('source',),
+    'labelled': ('source',),
+}
 NEEDED_AS = {
     'parallel': 'a file of lines',
+    'help_pages': 'a folder of help pages, such as /usr/share/libreoffice/help/de',
     'text': 'a text file, a directory or a pattern of some',
     'labelled': 'a file of lines: label, tab, text',
 }

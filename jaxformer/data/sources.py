@@ -71,6 +71,12 @@ def _library_settings(data: DataConfig) -> dict[str, Any]:
     return {'python': platform.python_version(), 'files': stdlib.fingerprint(), **_fields(data, *_SPELLING)}
 
 
+def _help_settings(data: DataConfig) -> dict[str, Any]:
+    from jaxformer.data import help_pages
+
+    return {'pages': help_pages.fingerprint(data), **_fields(data, *_SPELLING)}
+
+
 def _file_settings(*fields: str, several: bool = False) -> Callable[[DataConfig], dict[str, Any]]:
     """The files that the fields name, as they are now; `several` to a field, if it may be a directory or a pattern."""
 
@@ -100,6 +106,7 @@ SOURCES: Mapping[str, Source] = {
     'reverse': _SYNTHETIC,
     'sort': _SYNTHETIC,
     'parallel': Source(kind='pairs', module='jaxformer.data.parallel', settings=_file_settings('source', 'target')),
+    'help_pages': Source(kind='pairs', module='jaxformer.data.help_pages', settings=_help_settings),
     'stdlib': Source(kind='text', module='jaxformer.data.stdlib', settings=_library_settings),
     'text': Source(kind='text', module='jaxformer.data.plain_text', settings=_file_settings('source', several=True)),
     'stdlib_labels': Source(

@@ -13,7 +13,7 @@ def rate_names(data_name: str) -> tuple[str, str]:
 
     Of lines of text a symbol is a word, a character or a piece, and a sequence a line: symbol_errors and line_errors.
     """
-    lines = data_name == 'parallel' or '/' in data_name
+    lines = data_name in ('parallel', 'help_pages') or '/' in data_name
     return ('symbol_errors', 'line_errors') if lines else ('per', 'wer')
 
 

@@ -1,0 +1,40 @@
+"""English to German on LibreOffice's help: real translation, at a size that two CPU cores train.
+
+Question: what BLEU does a small Transformer reach on 28,000 pairs of technical text?
+Command:  apt-get install libreoffice-help-en-us libreoffice-help-de
+          jaxformer train --config=configs/help_en_de.py --workdir=runs/help_en_de
+Hardware: two CPU cores; not trained to its end yet, so neither time nor score stand here.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.data.name = 'help_pages'
+    config.data.source = '/usr/share/libreoffice/help/en-US'
+    config.data.target = '/usr/share/libreoffice/help/de'
+    config.data.tokenizer = 'bpe'
+    config.data.tokenizer_size = 8000
+    config.data.buckets = ((16, 20), (32, 40), (64, 80), (128, 160))
+    model = config.model
+    model.vocab_size = 0
+    model.d_model = 256
+    model.d_ff = 1024
+    model.num_heads = 4
+    model.num_layers = 3
+    model.residual = 'pre'
+    config.optim.learning_rate = 1e-3
+    config.optim.schedule = 'cosine'
+    config.optim.warmup_steps = 400
+    config.optim.clip_norm = 1.0
+    config.train.num_steps = 6000
+    config.train.batch_size = 64
+    config.train.checkpoint_every = 250
+    config.train.keep_checkpoints = 5
+    config.eval.batch_size = 64
+    config.eval.every = 500
+    config.eval.max_decode_length = 160
+    return config
