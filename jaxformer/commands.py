@@ -158,8 +158,8 @@ def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
 def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
     """Looks into a run: `params` (the default) of a checkpoint, from its metadata, with --stats from its arrays; which
-    `checkpoints` there are, and what is wrong with them; `attention` maps of --input as pictures; `attribution`: what the outputs
-    for each line of --input depend on by gradients and deletion, and whether attention agrees."""
+    `checkpoints` there are, and what is wrong with them; `attention` maps of --input as pictures; `attribution`: what
+    the outputs for each line of --input depend on, by gradients and deletion, and whether attention agrees."""
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # looking must not take an accelerator that a run wants
     view, *rest = positional or ['params']
     _none_left(rest)
@@ -168,8 +168,8 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
         from jaxformer.inspection import parameters, statistics
 
         if values.stats or values.since is not None:
-            found = statistics.of_checkpoint(workdir, values.step, values.since)
-            print(json.dumps(statistics.as_json(found)) if values.json else statistics.as_text(found))
+            numbers = statistics.of_checkpoint(workdir, values.step, values.since)
+            print(json.dumps(statistics.as_json(numbers)) if values.json else statistics.as_text(numbers))
         else:
             rows = parameters.from_checkpoint(workdir, values.step)
             print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
@@ -211,8 +211,18 @@ def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
             if values.json
             else '\n'.join([scores.as_text(found), *paths])
         )
+    elif view == 'explorer':
+        from jaxformer.data import text as texts
+        from jaxformer.decode.open import open_run
+        from jaxformer.inspection import choice, explorer
+
+        given = _needed(values, 'input')
+        lines = [line for line in texts.read_lines(given) if line.strip()] if os.path.isfile(given) else [given]
+        chosen = choice.parse(values.which, values.layers, values.heads)
+        run, output = open_run(workdir, values.step), values.output or os.path.join(workdir, 'attention')
+        print(explorer.write(run, lines, output, chosen))
     else:
-        raise UserError(f'inspect {view}: no such view; choose params, checkpoints, attention or attribution')
+        raise UserError(f'inspect {view}: no such view; choose params, checkpoints, attention, explorer or attribution')
     return 0
 
 

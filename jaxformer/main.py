@@ -28,7 +28,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
   status   --workdir=GRID                                       how far its runs are, who works on them, time left
   report   --workdir=GRID                                       table, curves and page of a grid
-  inspect  --workdir=RUN [--step=N] [params | checkpoints | attention | attribution]     look into a run
+  inspect  --workdir=RUN [--step=N] [params | checkpoints | attention | explorer | attribution]     look into a run
   compare  RUN RUN … | GRID GRID … | RUN@STEP RUN@STEP          differences of configs and metrics; of parameters
   import   --input=DIR --workdir=RUN                            a model in Hugging Face's layout becomes a run
   export   --workdir=RUN [--step=N] --output=DIR                a checkpoint in Hugging Face's layout
@@ -69,7 +69,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         None,
         {
             'decode': 'a text file, or - for standard input',
-            'inspect': 'attention: a text; attribution: a file, a text per line',
+            'inspect': 'attention: a text; explorer: a text or a file of texts; attribution: a file, a text per line',
             'import': 'a directory',
         },
     ),

@@ -21,7 +21,7 @@ SHORT = (
     '--config.train.checkpoint_every=3',
     '--config.eval.every=0',
 )
-INSPECTED = 'attention: a text; attribution: a file, a text per line'
+INSPECTED = 'attention: a text; explorer: a text or a file of texts; attribution: a file, a text per line'
 SMALL = (*SHORT, '--config.data.buckets=((9,9),)', '--config.data.num_examples=60')
 
 
