@@ -18,7 +18,10 @@ def get_config() -> ConfigDict:
     config.data.target = '/usr/share/libreoffice/help/de'
     config.data.tokenizer = 'bpe'
     config.data.tokenizer_size = 8000
-    config.data.buckets = ((16, 20), (32, 40), (64, 80), (128, 160))
+    config.data.buckets = (  # 20 % of the positions are padding
+        *((10, 13), (16, 20), (20, 25), (24, 29), (28, 34), (36, 43)),
+        *((48, 57), (64, 75), (80, 94), (128, 160)),
+    )
     model = config.model
     model.vocab_size = 0
     model.d_model = 256
