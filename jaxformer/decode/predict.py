@@ -1,7 +1,7 @@
 """From token batches and text lines to decoded symbols: one compiled program per source bucket."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -19,6 +19,14 @@ from jaxformer.decode.greedy import start_symbols
 from jaxformer.decode.reading import Reading
 from jaxformer.decode.search import Search
 from jaxformer.runtime import CountedJit
+
+
+class Outputs(NamedTuple):
+    """Of n examples of a split. example_id: int64 [n], the place in the split. truncated: bool [n], without an end."""
+
+    example_id: np.ndarray
+    texts: list[str]
+    truncated: np.ndarray
 
 
 class Decoder:
@@ -50,23 +58,34 @@ class Decoder:
         placed = sharding.put_batch(batch, self._mesh)
         return jax.device_get(self.search(params, placed['source'], placed['example_id']))
 
+    def outputs(self, params: Any, split: PairSplit) -> Outputs:
+        """The best hypothesis of each example that fits the buckets, in the order of the split."""
+        found_of: dict[int, tuple[str, bool]] = {}
+        for batch in eval_batches(split, self._cfg.data.buckets, self._rows):
+            found = self.batch(params, batch['source'], batch['example_id'].astype(np.int32))
+            for row, example in enumerate(batch['example_id']):
+                if example >= 0:
+                    text = self._vocab.join(self._vocab.decode(found.tokens[row, 0].tolist()))
+                    found_of[int(example)] = text, bool(found.truncated[row, 0])
+        ids = sorted(found_of)
+        texts, truncated = zip(*(found_of[i] for i in ids), strict=True) if ids else ((), ())
+        return Outputs(np.array(ids, np.int64), list(texts), np.array(truncated, bool))
+
     def examples(self, params: Any, split: PairSplit) -> dict[str, np.ndarray]:
-        """What is wrong about each example that fits the buckets, [n] each, in the order of the split.
+        """`errors` of `outputs`."""
+        return self.errors(self.outputs(params, split), split)
+
+    def errors(self, outputs: Outputs, split: PairSplit) -> dict[str, np.ndarray]:
+        """What is wrong about each output, [n] each.
 
         example_id: int64, the place in the split. errors, symbols: int64, edits to the nearest reference and its
         length. wrong: bool. Symbols are those of the outputs' texts, so that it does not matter into which pieces a
         word was put together.
         """
-        hypotheses = {}
-        for batch in eval_batches(split, self._cfg.data.buckets, self._rows):
-            found = self.batch(params, batch['source'], batch['example_id'].astype(np.int32))
-            for example, tokens_T in zip(batch['example_id'], found.tokens[:, 0], strict=True):
-                if example >= 0:
-                    text = self._vocab.join(self._vocab.decode(tokens_T.tolist()))
-                    hypotheses[int(example)] = self._vocab.split(text)
-        ids = sorted(hypotheses)
-        errors, symbols, wrong = count_errors([hypotheses[i] for i in ids], [split.references(i) for i in ids])
-        return {'example_id': np.array(ids, np.int64), 'errors': errors, 'symbols': symbols, 'wrong': wrong}
+        ids = outputs.example_id
+        hypotheses = [self._vocab.split(text) for text in outputs.texts]
+        errors, symbols, wrong = count_errors(hypotheses, [split.references(int(i)) for i in ids])
+        return {'example_id': ids, 'errors': errors, 'symbols': symbols, 'wrong': wrong}
 
     def totals(self, examples: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Symbol and sequence error rates (fractions) over the examples that `examples` gives."""

@@ -1,5 +1,6 @@
 """Scores of a finished or running run's checkpoint on a whole split, of its own data or of other."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +9,21 @@ from absl import logging
 
 from jaxformer.data import corpus as corpora
 from jaxformer.data import special_ids
-from jaxformer.data.splits import PairSplit
+from jaxformer.data.corpus import Split
 from jaxformer.decode.open import OpenRun, changed, on_every_device, open_run
-from jaxformer.decode.predict import Decoder
 from jaxformer.errors import UserError
 from jaxformer.train.directory import other_data, refuse_another_vocabulary
-from jaxformer.train.evaluate import Evaluator
+from jaxformer.train.measures import Measured, measure
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A checkpoint, the split of which it is judged, and what came of it."""
+
+    step: int
+    split: Split
+    measured: Measured
+    symbols: Any  # the vocabulary as JSON
 
 
 def score(
@@ -21,8 +31,20 @@ def score(
     step: int | None = None,
     split: str | None = None,
     changes: Mapping[str, Any] | None = None,
-) -> dict[str, float]:
-    """Loss, perplexity, accuracy, and of sequences error rates by eval.search; examples and tokens behind them.
+) -> dict[str, Any]:
+    """The metrics of `scored`, by '<split>/<name>', and its step."""
+    found = scored(workdir, step, split, changes)
+    named = {f'{found.split.name}/{name}': value for name, value in found.measured.metrics.items()}
+    return {'step': found.step, **named}
+
+
+def scored(
+    workdir: str | os.PathLike,
+    step: int | None = None,
+    split: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Scored:
+    """What `measures.measure` says of a checkpoint on a whole split.
 
     Args:
       workdir: a run directory. step: the newest whole checkpoint without it. split: the config's eval.split without it.
@@ -54,10 +76,7 @@ def score(
         logging.warning('%s: evaluated on data that changed since the run began (%s)', run.workdir, difference)
     examples = corpus.split(split or run.cfg.eval.split)
     mesh, params = on_every_device(run)
-    metrics = Evaluator(run.cfg, run.model, mesh).split_losses(params, examples)
-    if isinstance(examples, PairSplit):
-        metrics |= Decoder(run.cfg, run.model, corpus.vocab, mesh).split_error_rates(params, examples)
-    return {'step': run.step, **{f'{examples.name}/{name}': value for name, value in metrics.items()}}
+    return Scored(run.step, examples, measure(run, params, corpus.vocab, examples, mesh), corpus.vocab.to_json())
 
 
 def own_data(family: str) -> list[str]:
