@@ -272,6 +272,18 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     return 0
 
 
+def average(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
+    """Makes --output a run whose parameters are the mean of the --last newest checkpoints of --workdir."""
+    _none_left(positional)
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    from jaxformer.inspection import average as averaging
+
+    output = _needed(values, 'output')
+    steps = averaging.run(_needed(values, 'workdir'), values.last, output)
+    print(f'{output}: the mean of steps {", ".join(map(str, steps))}')
+    return 0
+
+
 def verify_resume(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
     """Trains --config straight, and stopped in the middle and gone on with; fails where anything differs."""
     _none_left(positional)

@@ -31,6 +31,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   inspect  --workdir=RUN [--step=N] [params | checkpoints | attention | explorer | attribution]     look into a run
   compare  RUN RUN … | GRID GRID … | RUN@STEP RUN@STEP          differences of configs and metrics; of parameters
   import   --input=DIR --workdir=RUN                            a model in Hugging Face's layout becomes a run
+  average  --workdir=RUN [--last=5] --output=RUN                a run of the mean of its last checkpoints
   export   --workdir=RUN [--step=N] --output=DIR                a checkpoint in Hugging Face's layout
   verify-resume --config=FILE [--steps=N] [--config.a.b=value …]     prove that a stopped run goes on to the bit
 """
@@ -80,8 +81,10 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
             'decode': 'a file; standard output without it',
             'inspect': 'attention, attribution: a directory; RUN/attention or RUN/attribution without it',
             'export': 'a directory',
+            'average': 'the directory of the run that comes of it',
         },
     ),
+    'last': (INTEGER, 5, 'how many checkpoints, the newest'),
     'against': (STRING, '', 'another run (with --hypotheses: another file of outputs) to compare with'),
     'hypotheses': (STRING, '', 'a file of outputs, detokenised, to be judged without a run'),
     'references': (STRING, '', 'with --hypotheses: a file of references, or several with commas between them'),
@@ -121,6 +124,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'inspect': (commands.inspect, INSPECT),
     'compare': (commands.compare, ('json',)),
     'import': (commands.import_, ('input', 'workdir')),
+    'average': (commands.average, ('workdir', 'last', 'output')),
     'export': (commands.export, ('workdir', 'step', 'output')),
     'verify-resume': (commands.verify_resume, ('config', 'steps')),
 }
