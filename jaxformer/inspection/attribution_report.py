@@ -95,8 +95,8 @@ def _most(text: Attribution) -> str:
 
 
 def figure(text: Attribution) -> Any:
-    """A matplotlib figure with a panel per measure: outputs down, inputs across. Measures with a sign are red and blue
-    about 0, on a scale of their own; weights are blue from 0 to 1."""
+    """A matplotlib figure with a panel per measure: outputs down, inputs across. Each has a scale of its own:
+    measures with a sign are red below 0 and blue above, weights are blue."""
     from matplotlib.figure import Figure
 
     R, C = len(text.outputs), len(text.inputs)
@@ -109,7 +109,9 @@ def figure(text: Attribution) -> Any:
     for panel, (name, array) in zip(panels, text.by.items(), strict=False):
         signed = name not in attribution.ATTENTION
         limit = float(np.nanmax(np.abs(array), initial=0)) or 1.0
-        scale = {'cmap': 'RdBu', 'vmin': -limit, 'vmax': limit} if signed else {'cmap': 'Blues', 'vmin': 0, 'vmax': 1}
+        scale = (
+            {'cmap': 'RdBu', 'vmin': -limit, 'vmax': limit} if signed else {'cmap': 'Blues', 'vmin': 0, 'vmax': limit}
+        )
         image = panel.imshow(array, interpolation='nearest', aspect='auto', **scale)
         every = max(round(0.15 / cell), 1)
         panel.set_title(name.replace('_', ' '), fontsize=10)

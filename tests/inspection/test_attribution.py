@@ -159,9 +159,25 @@ def test_integrated_gradients_are_complete(run, found):
 
 
 def test_too_few_points_are_a_warning(run, monkeypatch, caplog):
-    monkeypatch.setattr(attribution, 'POINTS', (1,))
+    monkeypatch.setattr(attribution, 'LIMIT', 4)
+    monkeypatch.setattr(attribution, 'TOLERANCE', 1e-9)
+    monkeypatch.setattr(attribution, 'FLOOR', 1e-9)
     found = attribution.of_run(run, TEXT)
-    assert found.points == 1 and 'integrated gradients of 1 points miss' in caplog.text
+    assert found.points == 4 and 'integrated gradients: 4 points miss up to' in caplog.text
+
+
+def test_halved_pieces_come_to_what_many_points_give(run, monkeypatch):
+    monkeypatch.setattr(attribution, 'TOLERANCE', 1e-4)
+    monkeypatch.setattr(attribution, 'FLOOR', 1e-4)
+    found = attribution.of_run(run, TEXT)
+    assert found.points > 4
+    run, given = attribution.in_float32(run), example.of_text(run, TEXT)
+    inputs, ids = example.arrays(run, [given.source], [given.labels]), np.asarray(given.labels)
+    x = attribution._forward(run.model, run.params, inputs)[1]
+    shares = (np.arange(400) + 0.5) / 400  # the rule of the middle
+    mean = np.mean([attribution._gradients(run, inputs, ids, share * x)[0] for share in shares], axis=0)
+    expected = np.einsum('RCD,CD->RC', mean, x[0])[:, : len(given.source)]
+    np.testing.assert_allclose(found.by['integrated_gradients'], expected, atol=5e-3)
 
 
 def test_bfloat16_is_attributed_in_float32(run, found):
