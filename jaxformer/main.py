@@ -33,6 +33,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   import   --input=DIR --workdir=RUN                            a model in Hugging Face's layout becomes a run
   average  --workdir=RUN [--last=5] --output=RUN                a run of the mean of its last checkpoints
   export   --workdir=RUN [--step=N] --output=DIR                a checkpoint in Hugging Face's layout
+  export   --workdir=RUN [--step=N] --output=RUN --quantize=int8 [--split=dev]     a run with int8 weights
   verify-resume --config=FILE [--steps=N] [--config.a.b=value …]     prove that a stopped run goes on to the bit
 """
 
@@ -58,6 +59,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         None,
         {
             'eval': 'train, dev or test; what eval.split says without it',
+            'export': 'with --quantize: train, dev or test, on which both are judged and timed',
             'inspect': 'attention: train, dev or test, the means over it in the place of an --input',
         },
     ),
@@ -84,6 +86,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
             'average': 'the directory of the run that comes of it',
         },
     ),
+    'quantize': (STRING, '', 'int8: weights of eight bits, with a scale for each output channel'),
     'last': (INTEGER, 5, 'how many checkpoints, the newest'),
     'against': (STRING, '', 'another run (with --hypotheses: another file of outputs) to compare with'),
     'hypotheses': (STRING, '', 'a file of outputs, detokenised, to be judged without a run'),
@@ -125,7 +128,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'compare': (commands.compare, ('json',)),
     'import': (commands.import_, ('input', 'workdir')),
     'average': (commands.average, ('workdir', 'last', 'output')),
-    'export': (commands.export, ('workdir', 'step', 'output')),
+    'export': (commands.export, ('workdir', 'step', 'output', 'quantize', 'split', 'json')),
     'verify-resume': (commands.verify_resume, ('config', 'steps')),
 }
 

@@ -32,7 +32,7 @@ class Writer:
         Raises:
           UserError: a family that writes nothing (mlm), or a change of other fields.
         """
-        run = changed(open_run(workdir, step), changes or {}, 'decode', ('eval.',))
+        run = changed(open_run(workdir, step, keep_int8=True), changes or {}, 'decode', ('eval.',))
         if run.cfg.model.family not in BY_FAMILY:
             raise UserError(
                 f'{workdir}: a run of model.family={run.cfg.model.family}, which writes no text; '

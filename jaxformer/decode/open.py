@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 from etils import epath
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import checkpoint, config, files, runtime, sharding
 from jaxformer.config import Config, MeshConfig
 from jaxformer.data.vocab import Vocabulary
+from jaxformer.decode import int8
 from jaxformer.errors import RunError, UserError
 from jaxformer.files import CHECKPOINTS, CONFIG, VOCAB
 from jaxformer.model import transformer
@@ -32,8 +33,11 @@ class OpenRun:
     step: int
 
 
-def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
+def open_run(workdir: epath.PathLike, step: int | None = None, keep_int8: bool = False) -> OpenRun:
     """Opens a run at `step`, None for its newest whole checkpoint, after applying its cfg.runtime to this process.
+
+    Args:
+      keep_int8: leave weights that are int8 as they are, for a model that takes them; else they are numbers again.
 
     Raises:
       UserError: not the directory of a run, no checkpoint yet, no such step, or parameters of another config.
@@ -47,8 +51,13 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     vocab = Vocabulary.from_json(files.read_json(workdir / VOCAB))
     runtime.configure(cfg.runtime)
     params = checkpoint.restore_params(workdir / CHECKPOINTS, step)
-    _refuse_strangers(workdir, params, transformer.abstract_params(cfg.model, len(vocab), len(vocab.classes)))
+    expected = transformer.abstract_params(cfg.model, len(vocab), len(vocab.classes))
+    _refuse_strangers(workdir, jax.eval_shape(int8.floats, params), expected)
     model = transformer.build(cfg.model, len(vocab), len(vocab.classes))
+    if not keep_int8:
+        params = int8.floats(params)
+    elif int8.any_rounded(params):
+        model = int8.reading(model)
     return OpenRun(workdir, cfg, vocab, model, params, step)
 
 
@@ -93,7 +102,7 @@ def on_every_device(run: OpenRun) -> tuple[Mesh, Any]:
     Not the mesh that the run was trained on: a checkpoint is evaluated on whatever there is.
     """
     mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=1, model=1, seq=1, strategy=''))
-    return mesh, jax.device_put(run.params, sharding.of_state(run.params, mesh))
+    return mesh, jax.device_put(run.params, NamedSharding(mesh, PartitionSpec()))
 
 
 def read_config(workdir: epath.PathLike) -> Config:

@@ -15,6 +15,7 @@ from absl import logging
 from etils import epath
 
 from jaxformer import checkpoint, config, files
+from jaxformer.decode import int8
 from jaxformer.decode.open import read_config
 from jaxformer.errors import UserError
 from jaxformer.train import directory as directories
@@ -54,7 +55,7 @@ def mean(directory: epath.PathLike, steps: list[int]) -> Any:
     """The mean of the parameters of some checkpoints, by number in float64."""
     total = dtypes = None
     for step in steps:
-        params = checkpoint.restore_params(directory, step)
+        params = int8.floats(checkpoint.restore_params(directory, step))
         if total is None:
             total, dtypes = jax.tree.map(_double, params), jax.tree.map(lambda leaf: leaf.dtype, params)
         else:

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from jaxformer import checkpoint, files, rules
 from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
+from jaxformer.decode import int8
 from jaxformer.decode.open import find_step, read_config
 from jaxformer.errors import RunError, UserError
 from jaxformer.inspection import tokenizer
@@ -72,7 +73,7 @@ def run(workdir: epath.PathLike, step: int | None, output: str | Path) -> Path:
     """`write` of a checkpoint of a run, None for the newest whole one. Raises: as `write` and `open_run`."""
     cfg = read_config(workdir)
     step = find_step(workdir, step)
-    params = checkpoint.restore_params(epath.Path(workdir) / files.CHECKPOINTS, step)
+    params = int8.floats(checkpoint.restore_params(epath.Path(workdir) / files.CHECKPOINTS, step))
     return write(cfg, params, output, vocab=_vocabulary(epath.Path(workdir) / files.VOCAB))
 
 

@@ -54,7 +54,7 @@ def scored(
       UserError: no such run, step or split, or the data is not in the symbols of the run.
       RunError: no whole checkpoint.
     """
-    run = changed(open_run(workdir, step), changes or {}, 'eval', ('data.', 'eval.'))
+    run = changed(open_run(workdir, step, keep_int8=True), changes or {}, 'eval', ('data.', 'eval.'))
     other = any(field.startswith('data.') for field in changes or {})
     imported = run.vocab.tokenizer == 'file'
     if imported and not run.vocab.definition:

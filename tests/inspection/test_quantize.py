@@ -1,0 +1,83 @@
+"""`export --quantize=int8`: a run with weights in a quarter of the bytes, which is decoded and judged as any other."""
+
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import checkpoint, files
+from jaxformer.data import corpus
+from jaxformer.decode import int8
+from jaxformer.decode.lines import Writer, decode_lines
+from jaxformer.decode.open import open_run
+from jaxformer.main import main
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / 'decode'))
+from test_lines import LINES, RUNS, run  # noqa: E402
+
+
+@pytest.fixture(params=RUNS)
+def runs(request, tmp_path):
+    workdir = run(request.param, tmp_path / 'run')
+    assert main(['export', '--quantize=int8', f'--workdir={workdir}', f'--output={tmp_path}/int8']) == 0
+    return workdir, tmp_path / 'int8'
+
+
+def test_outputs_are_those_of_the_rounded_weights(runs, tmp_path):
+    """To the symbol those of a run that holds them as float32; in memory they are int8."""
+    workdir, rounded = runs
+    cfg = files.read_json(workdir / 'config.json')
+    numbers = open_run(rounded).params
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(numbers))
+    checkpoint.save(workdir / 'checkpoints', 2, {'params': numbers}, {}, cfg, 2)
+    for changes in ({}, {'eval.search': 'beam'}):
+        assert decode_lines(rounded, None, LINES, changes) == decode_lines(workdir, 2, LINES, changes)
+    assert len(set(decode_lines(rounded, None, LINES))) > 2
+    held = jax.tree.leaves(Writer(rounded)._params)
+    assert sum(leaf.nbytes for leaf in held if leaf.dtype == np.int8) > sum(leaf.size for leaf in held) / 2
+
+
+def test_it_is_inspected_and_given_back_as_numbers(runs, tmp_path, capsys):
+    workdir, rounded = runs
+    capsys.readouterr()
+    assert main(['inspect', f'--workdir={rounded}']) == 0
+    assert ' int8 ' in capsys.readouterr().out
+    assert main(['average', f'--workdir={rounded}', '--last=1', f'--output={tmp_path}/mean']) == 0
+    before, after = (jax.tree.leaves(open_run(path).params) for path in (rounded, tmp_path / 'mean'))
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+    originals = checkpoint.restore_params(workdir / 'checkpoints', 1)
+    assert any(np.any(a != b) for a, b in zip(before, jax.tree.leaves(originals), strict=True))
+
+
+def test_mistakes_are_named(runs, tmp_path, capsys):
+    workdir, rounded = runs
+    for flags, said in (
+        ([f'--workdir={workdir}', f'--output={rounded}', '--quantize=int8'], 'int8: holds a run'),
+        ([f'--workdir={rounded}', f'--output={tmp_path}/x', '--quantize=int8'], 'are int8 already'),
+        ([f'--workdir={workdir}', f'--output={tmp_path}/x', '--quantize=int4'], '--quantize=int4: choose one of int8'),
+    ):
+        assert main(['export', *flags]) == 2 and said in capsys.readouterr().err
+        assert not (tmp_path / 'x').exists()
+
+
+def test_what_it_costs_is_said(tmp_path, monkeypatch, capsys):
+    """Bytes of every array, and the metrics of both runs on a split."""
+    fields = {'data.num_examples': 60, 'data.buckets': ((13, 13),), 'model.d_model': 48, 'model.d_ff': 96}
+    monkeypatch.setitem(RUNS, 'seq2seq', ('tiny', fields, RUNS['seq2seq'][2]))
+    workdir = run('seq2seq', tmp_path / 'run')
+    cfg = open_run(workdir).cfg
+    files.write_json(workdir / 'vocab.json', corpus.load(cfg.data).vocab.to_json())
+    flags = [f'--workdir={workdir}', f'--output={tmp_path}/int8', '--quantize=int8', '--split=test', '--json']
+    assert main(['export', *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    there = checkpoint.metadata(tmp_path / 'int8' / 'checkpoints', 1)
+    assert found['int8_bytes'] == sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in there.values())
+    assert found['bytes'] == sum(leaf.nbytes for leaf in jax.tree.leaves(open_run(workdir).params))
+    assert found['bytes_ratio'] < 0.36 and 0.9 < found['error'] <= 1 + 1e-6
+    assert found['loss'] != found['int8_loss'] and found['int8_loss'] == pytest.approx(found['loss'], rel=0.05)
+    assert 0 <= found['int8_wer'] <= 1 and found['seconds'] > 0 and found['int8_seconds'] > 0
+    assert int8.any_rounded(open_run(tmp_path / 'int8', keep_int8=True).params)
