@@ -12,11 +12,12 @@ import jax
 import numpy as np
 import pytest
 import tensorstore
+from flax import traverse_util
 from orbax.checkpoint import v1 as ocp
 
 from jaxformer import checkpoint, config, optim, sharding
 from jaxformer.errors import RunError, UserError
-from jaxformer.inspection import parameters
+from jaxformer.inspection import parameters, statistics
 from jaxformer.inspection.stored import Stored
 from jaxformer.model import transformer
 
@@ -218,6 +219,9 @@ def test_checkpoint_of_eight_devices_is_listed_on_fewer(make_cfg, tmp_path):
     assert checkpoint.steps(tmp_path / 'checkpoints') == [5]
     rows = parameters.from_checkpoint(tmp_path)
     assert rows == parameters.from_config(cfg, 16)
+    restored = traverse_util.flatten_dict(checkpoint.restore_params(tmp_path / 'checkpoints', 5), sep='/')
+    for row, numbers in statistics.of_checkpoint(tmp_path):
+        assert numbers.norm == pytest.approx(np.linalg.norm(np.asarray(restored[row.path], np.float64))), row.path
     divided = {row.path: row.divided for row in rows}
     assert (
         divided['embedding'] == 'V:model D:fsdp' and divided['decoder/layers/cross_attention/out'] == 'H:model D:fsdp'
