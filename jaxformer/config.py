@@ -52,6 +52,13 @@ class AttentionConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class KeptHeadsConfig:
+    encoder: tuple[tuple[int, ...], ...]
+    decoder: tuple[tuple[int, ...], ...]
+    cross: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class LinformerConfig:
     rank: int
 
@@ -147,6 +154,7 @@ class ModelConfig:
     scan_unroll: int
     ids: IdsConfig
     attention: AttentionConfig
+    kept_heads: KeptHeadsConfig
     linformer: LinformerConfig
     conv: ConvConfig
     recurrent: RecurrentConfig

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -125,7 +126,7 @@ def validate(cfg: Config) -> None:
         value = get(cfg, path)
         if any(not 0 <= number < 2**31 for number in _flat(value)):
             raise refused(path, value, f'of integers from 0 to {2**31 - 1}')
-    for rule in (_model, _ids, _mixers, _attention, _positions, _data, _lengths, _search, _train, _mesh):
+    for rule in (_model, _ids, _mixers, _attention, _kept_heads, _positions, _data, _lengths, _search, _train, _mesh):
         for path, allowed in rule(cfg):
             raise refused(path, get(cfg, path), allowed)
 
@@ -251,6 +252,31 @@ def _attention(cfg: Config) -> Iterable[Problem]:
         yield 'model.attention.global_positions', 'one or more positions, counted from 0, with pattern global_local'
 
 
+def _kept_heads(cfg: Config) -> Iterable[Problem]:
+    model, kept = cfg.model, cfg.model.kept_heads
+    mixers = stacks(cfg)
+    for kind in ('encoder', 'decoder', 'cross'):
+        if not (rows := getattr(kept, kind)):
+            continue
+        path = f'model.kept_heads.{kind}'
+        mixer = mixers.get(f'model.{kind}_mixer') if kind != 'cross' else 'attention'
+        if (kind == 'cross' and model.family != 'seq2seq') or mixer not in ('attention', 'static', 'linformer'):
+            yield path, '(): there are no such heads in this model'
+            continue
+        layers = model.encoder_layers if kind == 'encoder' else model.decoder_layers
+        shared = model.num_heads // model.num_kv_heads
+        sizes = {tuple(sorted(Counter(head // shared for head in row).values())) for row in rows}
+        if len(rows) != layers:
+            yield path, f'a row for each of the {layers} layers'
+        elif any(tuple(sorted({*row})) != row or not row or row[-1] >= model.num_heads for row in rows):
+            yield path, f'numbers from 0 to {model.num_heads - 1} in each row, rising'
+        elif len(sizes) > 1 or len({*next(iter(sizes))}) > 1:
+            yield path, (
+                'as many heads in each row, and as many of each key head that is left: the layers of a stack share '
+                f'one shape (model.num_kv_heads={model.num_kv_heads})'
+            )
+
+
 def _positions(cfg: Config) -> Iterable[Problem]:
     model = cfg.model
     if model.position in ('rotary', 'alibi', 't5_relative'):
@@ -367,7 +393,10 @@ def _flat(values: Any) -> Iterable[int]:
     return (number for value in values for number in (value if isinstance(value, tuple) else (value,)))
 
 
-TUPLES = ('model.attention.global_positions', 'model.conv.dilations', 'data.buckets')
+TUPLES = (
+    'model.attention.global_positions', 'model.conv.dilations', 'data.buckets',
+    'model.kept_heads.encoder', 'model.kept_heads.decoder', 'model.kept_heads.cross',
+)  # fmt: skip
 
 BELOW_ONE = (
     'model.dropout.attention', 'model.dropout.residual', 'model.dropout.feed_forward', 'model.dropout.embedding',

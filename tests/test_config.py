@@ -436,6 +436,7 @@ def test_the_hash_does_not_depend_on_field_order_or_on_int_for_float():
 
 
 ANOTHER = {
+    **{f'model.kept_heads.{kind}': ((7,),) for kind in ('encoder', 'decoder', 'cross')},
     'data.buckets': ((40, 41),),
     'optim.clip_norm': 1.0,
     'model.num_kv_heads': 4,

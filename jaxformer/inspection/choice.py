@@ -4,6 +4,7 @@ import dataclasses
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
+from jaxformer.model.heads import left
 from jaxformer.model.keep import KINDS, Keep
 from jaxformer.model.stack import WEIGHING
 
@@ -43,11 +44,11 @@ def attending(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """{kind: (layers, heads)} of the attention of a model that has a weight for every key."""
     found = {}
     if model.family != 'lm' and model.encoder_mixer in WEIGHING:
-        found['encoder'] = model.encoder_layers, model.num_heads
+        found['encoder'] = model.encoder_layers, len(left(model, 'encoder')[0])
     if model.family in ('seq2seq', 'lm') and model.decoder_mixer in WEIGHING:
-        found['decoder'] = model.decoder_layers, model.num_heads
+        found['decoder'] = model.decoder_layers, len(left(model, 'decoder')[0])
     if model.family == 'seq2seq':
-        found['cross'] = model.decoder_layers, model.num_heads
+        found['cross'] = model.decoder_layers, len(left(model, 'cross')[0])
     return found
 
 

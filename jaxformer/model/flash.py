@@ -121,7 +121,8 @@ def _run(
         operands['score'] = (learned['score'][:, None], (None, 1, K), 'of heads')
     steps = None
     if view.own and cfg.position == 'alibi':
-        operands['bias'] = (-ops.alibi_slopes(H)[:, None, None], (None, 1, 1), 'of heads')
+        slopes_H = ops.alibi_slopes(H) if learned['table'] is None else learned['table']
+        operands['bias'] = (-slopes_H[:, None, None], (None, 1, 1), 'of heads')
     if view.own and cfg.position == 't5_relative':
         steps = _steps(cfg, view.causal)
         operands['bias'] = (

@@ -12,6 +12,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.model import ops
 from jaxformer.model.attention import CrossAttention, Maps
 from jaxformer.model.context import Context, Draw
+from jaxformer.model.heads import narrowed
 from jaxformer.model.mixers import MIXERS
 
 Array = jax.Array
@@ -156,6 +157,7 @@ class Block(nn.Module):
         """
         cfg = self.cfg
         alpha, gain = deepnorm(cfg, self.causal)
+        own = narrowed(cfg, 'decoder' if self.causal else 'encoder')
         maps: Maps = {}
         new_cache: dict[str, Any] = {}
 
@@ -170,14 +172,14 @@ class Block(nn.Module):
             return residual(cfg.residual, x, branch, Norm(cfg, name=f'{name}_norm'), out_norm, alpha)
 
         def self_mixer(h: Array) -> Array:
-            mixer = MIXERS[self.mixer](cfg, causal=self.causal, gain=gain, name=f'self_{self.mixer}')
+            mixer = MIXERS[self.mixer](own, causal=self.causal, gain=gain, name=f'self_{self.mixer}')
             weights = drop('attention', SELF, WEIGHTS)
             y, new_cache['self'], more = mixer(h, cache and cache['self'], context, layer, weights)
             maps.update(more)
             return y
 
         def cross_attention(h: Array) -> Array:
-            attention = CrossAttention(cfg, gain, name='cross_attention')
+            attention = CrossAttention(narrowed(cfg, 'cross'), gain, name='cross_attention')
             weights = drop('attention', CROSS, WEIGHTS)
             y, new_cache['cross'], more = attention(h, cache and cache['cross'], context, layer, weights)
             maps.update(more)

@@ -6,6 +6,7 @@ Positions are given as int32 [B, T], with a leading axis of 1 where all rows sha
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
@@ -23,6 +24,11 @@ class NoPosition(nn.Module):
     cfg: ModelConfig
     length: int
     causal: bool
+
+    def left(self) -> np.ndarray | None:
+        """[N, H']: numbers of the heads that pruning has left in each layer; None: all of them."""
+        rows = self.cfg.kept_heads.decoder if self.causal else self.cfg.kept_heads.encoder
+        return np.array(rows) if rows else None
 
     def embed(self, x_BTD: Array, position_BT: Array) -> Array:
         """Adds to the embeddings what stands for their positions."""
@@ -79,10 +85,16 @@ class Rotary(NoPosition):
 class Alibi(NoPosition):
     """Scores fall with the distance, by a fixed slope per head (Press et al. 2022); any length, either direction."""
 
+    def tables(self) -> Array | None:
+        """[N, H]: the slopes, where each layer has heads of its own left."""
+        left = self.left()
+        return None if left is None else ops.alibi_slopes(self.cfg.num_heads)[left]
+
     @staticmethod
     def bias(cfg: ModelConfig, table: Array | None, query_BT: Array, key_BS: Array, causal: bool) -> Array:
         distance_BTS = jnp.abs(query_BT[:, :, None] - key_BS[:, None, :]).astype(jnp.float32)
-        return -ops.alibi_slopes(cfg.num_heads)[:, None, None] * distance_BTS[:, None]
+        slopes_H = ops.alibi_slopes(cfg.num_heads) if table is None else table
+        return -slopes_H[:, None, None] * distance_BTS[:, None]
 
 
 class T5Relative(NoPosition):
@@ -91,12 +103,17 @@ class T5Relative(NoPosition):
     def setup(self) -> None:
         cfg = self.cfg
         tables = 1 if cfg.relative.tables == 'shared' else self.length
-        shape = (tables, cfg.relative.num_buckets, cfg.num_heads)
+        left = self.left()
+        heads = cfg.num_heads if left is None or cfg.relative.tables == 'shared' else left.shape[1]
+        shape = (tables, cfg.relative.num_buckets, heads)
         initializer = nn.initializers.normal(cfg.d_model**-0.5)
         self.relative_bias = self.param('relative_bias', initializer, shape, jnp.dtype(cfg.precision.parameters))
 
     def tables(self) -> Array:
-        return self.relative_bias
+        left = self.left()
+        if left is None or self.cfg.relative.tables == 'per_layer':
+            return self.relative_bias
+        return jnp.moveaxis(self.relative_bias[0][:, left], 1, 0)
 
     @staticmethod
     def bias(cfg: ModelConfig, table: Array | None, query_BT: Array, key_BS: Array, causal: bool) -> Array:

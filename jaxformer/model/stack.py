@@ -12,6 +12,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.model.attention import CrossAttention, Maps
 from jaxformer.model.cache import Cache
 from jaxformer.model.context import Context
+from jaxformer.model.heads import narrowed
 from jaxformer.model.keep import Keep
 from jaxformer.model.layers import Block, Norm
 from jaxformer.model.mixers import MIXERS
@@ -97,7 +98,12 @@ class Stack(nn.Module):
         keys = context.key_BS if name == 'self' else context.memory_BS
         assert keys is not None
         dtype = jnp.float32 if self.cfg.precision.softmax == 'float32' else x_BTD.dtype
-        return jax.ShapeDtypeStruct((x_BTD.shape[0], self.cfg.num_heads, x_BTD.shape[1], keys.shape[1]), dtype)
+        return jax.ShapeDtypeStruct(
+            (x_BTD.shape[0], self._narrowed(name).num_heads, x_BTD.shape[1], keys.shape[1]), dtype
+        )
+
+    def _narrowed(self, name: str) -> ModelConfig:
+        return narrowed(self.cfg, 'cross' if name == 'cross' else 'decoder' if self.causal else 'encoder')
 
     def _biased(self, context: Context, table: Array | None) -> Context:
         """The context with what its kernel wants of the biases: the table, or all of them."""
@@ -113,9 +119,9 @@ class Stack(nn.Module):
         Returns:
           {'self': the mixer's}, and {'cross': {'key', 'value'}} for `memory` rows where the stack attends to them.
         """
-        layer = {'self': MIXERS[self.mixer].empty_cache(self.cfg, B, length, dtype)}
+        layer = {'self': MIXERS[self.mixer].empty_cache(self._narrowed('self'), B, length, dtype)}
         if self.cross:
-            layer['cross'] = CrossAttention.empty_cache(self.cfg, B, memory, dtype)
+            layer['cross'] = CrossAttention.empty_cache(self._narrowed('cross'), B, memory, dtype)
         return jax.tree.map(lambda part: jnp.zeros((self.length, *part.shape), part.dtype), layer)
 
 
