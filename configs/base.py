@@ -67,7 +67,7 @@ def get_config() -> ConfigDict:
     model.attention.grid_width = 8  # columns of the grid that positions fill row by row
     model.attention.shift = 0  # rows and columns, in layers 2, 4, …
 
-    # Of the num_heads of each layer those that `jaxformer inspect prune` has left, by number from 0, as ((0, 3), (1, 2));
+    # Of the num_heads of each layer those that `jaxformer inspect prune` has left, by number from 0: ((0, 3), (1, 2));
     # () = all. Slopes and biases by position stay those of the numbers.
     model.kept_heads = ConfigDict()
     model.kept_heads.encoder = ()

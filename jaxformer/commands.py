@@ -13,12 +13,13 @@ from typing import Any
 from absl import flags
 
 from jaxformer.errors import UserError
+from jaxformer.views import VIEWS, needed
 
 
 def train(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
     """Trains --config in --workdir, or goes on with what is there; the same command after any interruption."""
     _none_left(positional)
-    cfg, workdir = _config(values, changes), _needed(values, 'workdir')
+    cfg, workdir = _config(values, changes), needed(values, 'workdir')
     from jaxformer import processes
     from jaxformer.train import loop
 
@@ -52,20 +53,20 @@ def evaluate(values: flags.FlagValues, positional: Sequence[str], changes: dict[
     if values.hypotheses or values.references:
         from jaxformer.decode import text_scores
 
-        references = _needed(values, 'references').split(',')
-        found = text_scores.of_files(_needed(values, 'hypotheses'), references, values.against)
+        references = needed(values, 'references').split(',')
+        found = text_scores.of_files(needed(values, 'hypotheses'), references, values.against)
         _print_metrics(found, values.json)
         return 0
     if values.against:
         from jaxformer.train import against
 
-        workdir = _needed(values, 'workdir')
+        workdir = needed(values, 'workdir')
         rows = against.compare(workdir, values.against, values.step, values.split, changes)
         print(json.dumps(against.as_json(rows)) if values.json else against.as_text(rows, workdir, values.against))
         return 0
     from jaxformer.train.score import score
 
-    _print_metrics(score(_needed(values, 'workdir'), values.step, values.split, changes), values.json)
+    _print_metrics(score(needed(values, 'workdir'), values.step, values.split, changes), values.json)
     return 0
 
 
@@ -76,7 +77,7 @@ def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     from jaxformer.data import text
     from jaxformer.decode.lines import Writer
 
-    path, workdir = _needed(values, 'input'), _needed(values, 'workdir')
+    path, workdir = needed(values, 'input'), needed(values, 'workdir')
     if values.output:
         _refuse_unwritable(values.output)
     with text.opened(path) as (source, num_bytes):
@@ -94,8 +95,8 @@ def plan(values: flags.FlagValues, positional: Sequence[str], changes: dict[str,
     _none_left(positional)
     from jaxformer.ablate import plan as plans
 
-    resolved = plans.resolve(plans.read(_needed(values, 'grid'), changes))
-    workdir = _needed(values, 'workdir')
+    resolved = plans.resolve(plans.read(needed(values, 'grid'), changes))
+    workdir = needed(values, 'workdir')
     content = plans.as_json(resolved, workdir, values.seeds)
     text = '' if values.json else plans.as_text(resolved, workdir, values.seeds)
     if values.memory:
@@ -115,7 +116,7 @@ def ablate(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     from jaxformer.ablate import report as reports
 
     workers.leave_with_parent()
-    grid, workdir = _needed(values, 'grid'), _needed(values, 'workdir')
+    grid, workdir = needed(values, 'grid'), needed(values, 'workdir')
     resolved = plans.resolve(plans.read(grid, changes))
     arguments = ['ablate', f'--grid={grid}', f'--workdir={workdir}', f'--seeds={values.seeds}']
     status = launchers.start(
@@ -139,7 +140,7 @@ def status(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     _none_left(positional)
     from jaxformer.ablate import status as state
 
-    found = state.read(_needed(values, 'workdir'))
+    found = state.read(needed(values, 'workdir'))
     print(json.dumps(state.as_json(found)) if values.json else state.as_text(found))
     return 0
 
@@ -149,7 +150,7 @@ def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     _none_left(positional)
     from jaxformer.ablate import report as reports
 
-    written = reports.write(_needed(values, 'workdir'))
+    written = reports.write(needed(values, 'workdir'))
     print(written['md'].read_text())
     for path in written.values():
         print(path)
@@ -157,72 +158,13 @@ def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
 
 def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Looks into a run: `params` (the default) of a checkpoint, from its metadata, with --stats from its arrays; which
-    `checkpoints` there are, and what is wrong with them; `attention` maps of --input as pictures; `attribution`: what
-    the outputs for each line of --input depend on, by gradients and deletion, and whether attention agrees."""
+    """Looks into a run: its params, checkpoints, attention (explorer: as a page), attribution, heads; or prunes heads."""
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # looking must not take an accelerator that a run wants
     view, *rest = positional or ['params']
     _none_left(rest)
-    workdir = _needed(values, 'workdir')
-    if view == 'params':
-        from jaxformer.inspection import parameters, statistics
-
-        if values.stats or values.since is not None:
-            numbers = statistics.of_checkpoint(workdir, values.step, values.since)
-            print(json.dumps(statistics.as_json(numbers)) if values.json else statistics.as_text(numbers))
-        else:
-            rows = parameters.from_checkpoint(workdir, values.step)
-            print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
-    elif view == 'checkpoints':
-        from jaxformer.inspection import checkpoints
-
-        entries = checkpoints.of_run(workdir)
-        print(json.dumps(checkpoints.as_json(entries)) if values.json else checkpoints.as_text(entries))
-    elif view == 'attribution':
-        from jaxformer.data import text as texts
-        from jaxformer.inspection import attribution_report
-
-        shown = attribution_report.of_lines(workdir, texts.read_lines(_needed(values, 'input')), values.step)
-        drawn = [str(path) for path in attribution_report.draw(shown, values.output or f'{workdir}/attribution')]
-        if values.json:
-            print(json.dumps({**attribution_report.as_json(shown), 'figures': drawn}))
-        else:
-            print('\n'.join([attribution_report.as_text(shown), '', *drawn]))
-    elif view == 'attention':
-        from jaxformer.decode.open import open_run
-        from jaxformer.inspection import attention, choice, scores
-
-        chosen = choice.parse(values.which, values.layers, values.heads)
-        paths: list[str] = []
-        if values.split:
-            from jaxformer.data import corpus
-
-            run = open_run(workdir, values.step)
-            found = scores.of_split(run, corpus.load(run.cfg.data).split(values.split), chosen)
-        else:
-            text = _needed(values, 'input')
-            run = open_run(workdir, values.step)
-            maps = attention.of_run(run, text, choice=chosen)
-            found = scores.of_maps(run, maps, chosen)
-            output = values.output or os.path.join(workdir, 'attention')
-            paths = [str(path) for path in attention.draw(maps, output, values.format)]
-        print(
-            json.dumps({'figures': paths, 'heads': scores.as_json(found)})
-            if values.json
-            else '\n'.join([scores.as_text(found), *paths])
-        )
-    elif view == 'explorer':
-        from jaxformer.data import text as texts
-        from jaxformer.decode.open import open_run
-        from jaxformer.inspection import choice, explorer
-
-        given = _needed(values, 'input')
-        lines = [line for line in texts.read_lines(given) if line.strip()] if os.path.isfile(given) else [given]
-        chosen = choice.parse(values.which, values.layers, values.heads)
-        run, output = open_run(workdir, values.step), values.output or os.path.join(workdir, 'attention')
-        print(explorer.write(run, lines, output, chosen))
-    else:
-        raise UserError(f'inspect {view}: no such view; choose params, checkpoints, attention, explorer or attribution')
+    if view not in VIEWS:
+        raise UserError(f'inspect {view}: no such view; choose one of {", ".join(VIEWS)}')
+    VIEWS[view](values, needed(values, 'workdir'))
     return 0
 
 
@@ -257,8 +199,8 @@ def import_(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     from jaxformer.inspection import import_ as importing
 
-    workdir = _needed(values, 'workdir')
-    print(importing.advice(importing.run(_needed(values, 'input'), workdir), workdir))
+    workdir = needed(values, 'workdir')
+    print(importing.advice(importing.run(needed(values, 'input'), workdir), workdir))
     return 0
 
 
@@ -272,7 +214,7 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     from jaxformer.inspection import export as exporting
     from jaxformer.inspection import quantize
 
-    workdir, output = _needed(values, 'workdir'), _needed(values, 'output')
+    workdir, output = needed(values, 'workdir'), needed(values, 'output')
     if values.quantize:
         quantize.refuse_unknown(values.quantize)
         _print_metrics(quantize.run(workdir, values.step, output, values.split), values.json)
@@ -287,8 +229,8 @@ def average(values: flags.FlagValues, positional: Sequence[str], changes: dict[s
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     from jaxformer.inspection import average as averaging
 
-    output = _needed(values, 'output')
-    steps = averaging.run(_needed(values, 'workdir'), values.last, output)
+    output = needed(values, 'output')
+    steps = averaging.run(needed(values, 'workdir'), values.last, output)
     print(f'{output}: the mean of steps {", ".join(map(str, steps))}')
     return 0
 
@@ -308,15 +250,9 @@ def verify_resume(values: flags.FlagValues, positional: Sequence[str], changes: 
 def _config(values: flags.FlagValues, changes: dict[str, str]) -> Any:
     from jaxformer import config
 
-    loaded = config.load(_needed(values, 'config'))
+    loaded = config.load(needed(values, 'config'))
     config.override(loaded, changes)
     return config.resolve(loaded)
-
-
-def _needed(values: flags.FlagValues, name: str) -> Any:
-    if (value := values[name].value) in (None, ''):
-        raise UserError(f'--{name} is missing: {values[name].help}')
-    return value
 
 
 def _refuse_unwritable(path: str) -> None:

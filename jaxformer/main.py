@@ -28,7 +28,8 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
   status   --workdir=GRID                                       how far its runs are, who works on them, time left
   report   --workdir=GRID                                       table, curves and page of a grid
-  inspect  --workdir=RUN [--step=N] [params | checkpoints | attention | explorer | attribution]     look into a run
+  inspect  --workdir=RUN [--step=N] [params | checkpoints | attention | explorer | attribution | heads | prune]
+                                                                look into a run; take heads out of it
   compare  RUN RUN … | GRID GRID … | RUN@STEP RUN@STEP          differences of configs and metrics; of parameters
   import   --input=DIR --workdir=RUN                            a model in Hugging Face's layout becomes a run
   average  --workdir=RUN [--last=5] --output=RUN                a run of the mean of its last checkpoints
@@ -60,13 +61,17 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         {
             'eval': 'train, dev or test; what eval.split says without it',
             'export': 'with --quantize: train, dev or test, on which both are judged and timed',
-            'inspect': 'attention: train, dev or test, the means over it in the place of an --input',
+            'inspect': 'train, dev or test; attention: the means over it in the place of an --input; heads: its loss',
         },
     ),
     'which': (STRING, None, 'attention: encoder, decoder, cross, or several of them, as in encoder,cross'),
     'layers': (STRING, None, 'attention: numbers from 1, as in 1,3; all without it'),
-    'heads': (STRING, None, 'attention: numbers from 1, as in 1,3; all without it'),
-    'format': (STRING, 'png', 'attention: png, svg or pdf'),
+    'heads': (
+        STRING,
+        None,
+        'attention: numbers from 1, as in 1,3; prune: kind.layer.head, as in encoder.1.3,cross.2.1',
+    ),
+    'format': (STRING, 'png', 'attention, heads: png, svg or pdf'),
     'input': (
         STRING,
         None,

@@ -9,10 +9,10 @@ PACKAGE = Path(__file__).parents[1] / 'jaxformer'
 
 LAYERS = (
     {'errors'}, {'claims', 'files', 'heartbeats', 'values', 'pyfile'}, {'rules'}, {'config'},
-    {'hyperparameters', 'processes', 'runtime'},
+    {'hyperparameters', 'processes'}, {'runtime'},
     {'data'}, {'model'}, {'sharding'},
     {'optim', 'losses', 'objectives'}, {'checkpoint'}, {'decode'}, {'train'}, {'inspection'}, {'ablate'},
-    {'commands'}, {'main'},
+    {'views'}, {'commands'}, {'main'},
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

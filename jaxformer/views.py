@@ -1,0 +1,126 @@
+"""What each view of `jaxformer inspect` does: as a command (see `commands.py`), of (flag values, --workdir)."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+
+from jaxformer.errors import UserError
+
+
+def params(values: flags.FlagValues, workdir: str) -> None:
+    """Arrays of a checkpoint from its metadata; with --stats, or --since, what is in them."""
+    from jaxformer.inspection import parameters, statistics
+
+    if values.stats or values.since is not None:
+        numbers = statistics.of_checkpoint(workdir, values.step, values.since)
+        print(json.dumps(statistics.as_json(numbers)) if values.json else statistics.as_text(numbers))
+    else:
+        rows = parameters.from_checkpoint(workdir, values.step)
+        print(json.dumps(parameters.as_json(rows)) if values.json else parameters.as_text(rows))
+
+
+def checkpoints(values: flags.FlagValues, workdir: str) -> None:
+    """Which checkpoints there are, and what is wrong with them."""
+    from jaxformer.inspection import checkpoints
+
+    entries = checkpoints.of_run(workdir)
+    print(json.dumps(checkpoints.as_json(entries)) if values.json else checkpoints.as_text(entries))
+
+
+def attribution(values: flags.FlagValues, workdir: str) -> None:
+    """What the outputs for each line of --input depend on, by gradients and deletion, and whether attention agrees."""
+    from jaxformer.data import text as texts
+    from jaxformer.inspection import attribution_report
+
+    shown = attribution_report.of_lines(workdir, texts.read_lines(needed(values, 'input')), values.step)
+    drawn = [str(path) for path in attribution_report.draw(shown, values.output or f'{workdir}/attribution')]
+    if values.json:
+        print(json.dumps({**attribution_report.as_json(shown), 'figures': drawn}))
+    else:
+        print('\n'.join([attribution_report.as_text(shown), '', *drawn]))
+
+
+def attention(values: flags.FlagValues, workdir: str) -> None:
+    """What each head looks at, in numbers and in pictures, for --input, or the means over --split."""
+    from jaxformer.decode.open import open_run
+    from jaxformer.inspection import attention, choice, scores
+
+    chosen = choice.parse(values.which, values.layers, values.heads)
+    paths: list[str] = []
+    if values.split:
+        from jaxformer.data import corpus
+
+        run = open_run(workdir, values.step)
+        found = scores.of_split(run, corpus.load(run.cfg.data).split(values.split), chosen)
+    else:
+        text = needed(values, 'input')
+        run = open_run(workdir, values.step)
+        maps = attention.of_run(run, text, choice=chosen)
+        found = scores.of_maps(run, maps, chosen)
+        output = values.output or os.path.join(workdir, 'attention')
+        paths = [str(path) for path in attention.draw(maps, output, values.format)]
+    print(
+        json.dumps({'figures': paths, 'heads': scores.as_json(found)})
+        if values.json
+        else '\n'.join([scores.as_text(found), *paths])
+    )
+
+
+def explorer(values: flags.FlagValues, workdir: str) -> None:
+    """One page of the attention to --input, a text or a file of texts, a line each."""
+    from jaxformer.data import text as texts
+    from jaxformer.decode.open import open_run
+    from jaxformer.inspection import choice, explorer
+
+    given = needed(values, 'input')
+    lines = [line for line in texts.read_lines(given) if line.strip()] if os.path.isfile(given) else [given]
+    chosen = choice.parse(values.which, values.layers, values.heads)
+    run, output = open_run(workdir, values.step), values.output or os.path.join(workdir, 'attention')
+    print(explorer.write(run, lines, output, chosen))
+
+
+def heads(values: flags.FlagValues, workdir: str) -> None:
+    """Which heads matter on --split, by masking and by gradient, and the loss without more and more of them."""
+    from jaxformer.ablate import heads
+    from jaxformer.data import corpus
+    from jaxformer.decode.open import open_run
+
+    run = open_run(workdir, values.step)
+    study = heads.Study(run, corpus.load(run.cfg.data).split(values.split or run.cfg.eval.split))
+    importance = study.importance()
+    curves = study.curves(importance)
+    print(json.dumps(heads.as_json(importance, curves)) if values.json else heads.as_text(importance, curves))
+    if values.output:
+        path = heads.draw(curves, values.output, values.format)
+        print(path, file=sys.stderr if values.json else sys.stdout)
+
+
+def prune(values: flags.FlagValues, workdir: str) -> None:
+    """Writes to --output a run without --heads."""
+    from jaxformer.decode.open import open_run
+    from jaxformer.inspection import prune
+
+    run, output = open_run(workdir, values.step), needed(values, 'output')
+    print(prune.write(run, prune.parse(needed(values, 'heads'), run.cfg.model), output))
+
+
+VIEWS: dict[str, Callable[[flags.FlagValues, str], None]] = {
+    'params': params,
+    'checkpoints': checkpoints,
+    'attention': attention,
+    'explorer': explorer,
+    'attribution': attribution,
+    'heads': heads,
+    'prune': prune,
+}
+
+
+def needed(values: flags.FlagValues, name: str) -> Any:
+    """The value of a flag. Raises UserError where it was not given."""
+    if (value := values[name].value) in (None, ''):
+        raise UserError(f'--{name} is missing: {values[name].help}')
+    return value
