@@ -28,7 +28,7 @@ def run(tmp_path):
     files.write_json(workdir / 'vocab.json', vocab.to_json())
     model = transformer.build(cfg.model, len(vocab))
     for step in (3, 5):
-        state = {'params': transformer.init(model, step), 'opt_state': {'mu': np.zeros(7)}}
+        state = {'params': transformer.init(model, step), 'opt_state': ({'mu': np.zeros(7)},)}
         checkpoint.save(workdir / 'checkpoints', step, state, {'next_index': step}, config.to_dict(cfg), 3)
     return workdir
 
