@@ -60,6 +60,17 @@ def test_scores_between_positions_are_a_matrix_per_head():
     assert entry.spectral == pytest.approx(max(np.linalg.norm(m, 2) for m in array.reshape(6, 5, 5)))
 
 
+@pytest.mark.parametrize('shape', [(70, 30), (30, 70)])
+def test_large_matrices_have_the_same_spectral_norm(shape, monkeypatch):
+    matrix = np.random.default_rng(2).normal(size=shape).astype(np.float32)
+    expected = np.linalg.norm(matrix.astype(np.float64), 2)
+    assert statistics.spectral_norm(matrix) == pytest.approx(expected)
+    monkeypatch.setattr(statistics, 'EXACT', 0)
+    assert statistics.spectral_norm(matrix) == pytest.approx(expected, rel=1e-5)
+    assert statistics.spectral_norm(matrix.astype(ml_dtypes.bfloat16)) == pytest.approx(expected, rel=1e-2)
+    assert statistics.spectral_norm(np.zeros(shape)) == 0
+
+
 def test_numbers_that_are_not_finite_are_counted_and_left_out():
     array = np.array([[0, -3, np.nan], [np.inf, 4, 0]], ml_dtypes.bfloat16)
     entry = statistics.of_array(array, row('VD', array.shape))
