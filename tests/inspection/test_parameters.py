@@ -155,6 +155,18 @@ def test_foreign_checkpoint_is_named_and_listed(trained, tmp_path, caplog):
     assert parameters.from_checkpoint(run) == parameters.from_checkpoint(run, 60)  # it is no newer one of ours
 
 
+def test_run_of_a_newer_version_is_listed(trained, tmp_path, caplog):
+    run, state = copied(trained, tmp_path)
+    (run / 'config.json').write_text('{"of": "the future"}')
+    assert parameters.from_checkpoint(run) == parameters.from_checkpoint(trained)
+    (state / 'telepathy').write_text('a file more, which no manifest lists')
+    (state / '_sharding').unlink()  # which a newer orbax may do without
+    edited = json.loads((state.parent / 'manifest.json').read_text())
+    del edited['files']['state/_sharding']
+    (state.parent / 'manifest.json').write_text(json.dumps({'version': 9, **edited}))
+    assert parameters.from_checkpoint(run) == parameters.from_checkpoint(trained) and not caplog.records
+
+
 def test_parameter_of_another_version_is_listed_without_letters():
     stored = Stored((5, 7), np.dtype('float32'), ((), ('fsdp', 'model')))
     (row,) = rows = parameters.rows({'decoder/memory/slots': stored})
