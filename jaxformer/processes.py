@@ -115,7 +115,21 @@ def _arguments(coordinator: str, processes: int, process: int) -> dict[str, Any]
         raise UserError(
             f'--processes={processes} --process={process}: give the number of processes, and of this one (from 0)'
         )
+    if process == 0:
+        _refuse_taken(coordinator, int(port))
     return {'coordinator_address': coordinator, 'num_processes': processes, 'process_id': process}
+
+
+def _refuse_taken(coordinator: str, port: int) -> None:
+    """Before JAX listens there: it may end the process without a word of Python."""
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(('', port))
+        except OSError as error:
+            raise UserError(f'--coordinator={coordinator}: {error.strerror}; choose another port') from error
+        except OverflowError:
+            raise UserError(f'--coordinator={coordinator}: no port has this number; choose one below 65536') from None
 
 
 def on_first(action: Callable[[], Result]) -> Result:
@@ -135,6 +149,12 @@ def on_first(action: Callable[[], Result]) -> Result:
         raise
     _client().key_value_set(key, json.dumps({'result': result}))
     return result
+
+
+def meet() -> None:
+    """Waits for all processes to come here; hours, if need be, as long as all of them live."""
+    if number() > 1:
+        _client().wait_at_barrier(f'jaxformer/meet/{next(_count)}', _FOREVER_MS)
 
 
 def _told(said: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import jax
 from etils import epath
 from jax._src import xla_bridge  # the only place that knows whether a backend has started
 
+from jaxformer import processes
 from jaxformer.config import RuntimeConfig
 from jaxformer.errors import UserError
 
@@ -81,6 +82,7 @@ class CountedJit:
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self.compilations = 0
+        self._met: set[tuple[tuple[int, ...], ...]] = set()
 
         def traced(*args: Any) -> Any:
             self.count()
@@ -92,7 +94,18 @@ class CountedJit:
         self.compilations += 1
 
     def __call__(self, *args: Any) -> Any:
+        if processes.number() > 1:
+            self._compile_together(args)
         return self._jitted(*args)
+
+    def _compile_together(self, args: tuple[Any, ...]) -> None:
+        """Nobody runs a new program before all processes have compiled it: some backends wait only half a minute for
+        the others where a program exchanges something."""
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(args) if hasattr(leaf, 'shape'))
+        if shapes not in self._met:
+            self._met.add(shapes)
+            self._jitted.lower(*args).compile()
+            processes.meet()
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
         """The program for arguments, or for their shapes, dtypes and shardings; nothing runs."""
