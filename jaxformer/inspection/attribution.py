@@ -150,11 +150,10 @@ def _jacobian(
 ) -> tuple[jax.Array, jax.Array]:
     """(the gradients [R, C, D] of the scores by the embeddings, the scores [R])."""
 
-    def scores(x_BCD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        scores_R = _scores(_forward(model, params, inputs, x_BCD)[0][0], ids_R)
-        return scores_R, scores_R
-
-    gradient_RBCD, scores_R = jax.jacrev(scores, has_aux=True)(x_BCD)
+    scores = lambda x_BCD: _scores(_forward(model, params, inputs, x_BCD)[0][0], ids_R)  # noqa: E731
+    scores_R, back = jax.vjp(scores, x_BCD)
+    # Not all at once: of each output the way back begins with a row of logits for every place.
+    gradient_RBCD = jax.lax.map(lambda one_R: back(one_R)[0], jnp.eye(len(ids_R)), batch_size=TOGETHER)
     return gradient_RBCD[:, 0], scores_R
 
 

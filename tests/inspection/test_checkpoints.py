@@ -11,6 +11,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxformer.errors import UserError
 from jaxformer.inspection import checkpoints
+from jaxformer.main import main
 
 
 @pytest.fixture
@@ -112,3 +113,12 @@ def test_metrics_or_a_config_that_cannot_be_read_hide_no_checkpoint(run, caplog)
         (60, 'whole', ()),
     ]
     assert 'metrics.jsonl' in caplog.text and 'telepathy' in caplog.text
+
+
+def test_the_command(trained, capsys):
+    assert main(['inspect', 'checkpoints', f'--workdir={trained}', '--json']) == 0
+    assert [entry['step'] for entry in json.loads(capsys.readouterr().out)] == [30, 60]
+    assert main(['inspect', 'checkpoints', f'--workdir={trained}']) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ['step', 'state', 'size', 'dev/loss', 'train/loss', 'kept', 'as']
+    assert [row.split()[:2] for row in rows] == [['30', 'whole'], ['60', 'whole']]

@@ -13,6 +13,7 @@ from flax import traverse_util
 from jaxformer import checkpoint
 from jaxformer.inspection import statistics
 from jaxformer.inspection.parameters import Row
+from jaxformer.main import main
 
 
 def restored(run, step):
@@ -97,3 +98,13 @@ def test_table_names_what_cannot_be_read(trained, tmp_path, caplog):
     lost = [row.path for row, entry in left if entry is None]
     assert lost and [row.path for row, _ in left] == [row.path for row, _ in rows]
     assert f'{lost[0]} cannot be read' in caplog.text and statistics.as_json(left)['parameters'][0]['path']
+
+
+def test_the_command(trained, capsys):
+    assert main(['inspect', f'--workdir={trained}', '--step=60', '--since=30', '--json']) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert all(entry['statistics']['norm'] > 0 for entry in shown['parameters']) and shown['groups']
+    assert main(['inspect', 'params', f'--workdir={trained}', '--stats']) == 0
+    assert capsys.readouterr().out.startswith('parameter ')
+    assert main(['inspect', f'--workdir={trained}', '--since=31']) == 2
+    assert 'no checkpoint of step 31; the steps there are: 30, 60' in capsys.readouterr().err
