@@ -158,7 +158,7 @@ def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
 
 def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Looks into a run: its params, checkpoints, attention (explorer: as a page), attribution, heads; or prunes heads."""
+    """Looks into a run: params, checkpoints, attention (explorer: on a page), attribution, heads; or prunes them."""
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # looking must not take an accelerator that a run wants
     view, *rest = positional or ['params']
     _none_left(rest)

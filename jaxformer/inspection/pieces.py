@@ -24,6 +24,7 @@ GATED: dict[Any, dict[str, str]] = {
 PLAIN: dict[str, Any] = {
     'model.attention.score': 'scaled_dot',
     'model.attention.pattern': 'full',
+    **dict.fromkeys(('model.kept_heads.encoder', 'model.kept_heads.decoder', 'model.kept_heads.cross'), ()),
     'model.embedding.tables': 'shared',
     'model.embedding.scale': 'none',
     'model.embedding.norm': 'off',

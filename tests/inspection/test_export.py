@@ -122,7 +122,6 @@ def test_no_field_is_forgotten(layout):
         'model.max_length',  # rows of a table; longer inputs are refused, nothing else
         'model.attention.window', 'model.attention.global_positions', 'model.attention.grid_width',
         'model.attention.shift',  # with pattern full
-        'model.kept_heads.encoder', 'model.kept_heads.decoder', 'model.kept_heads.cross',
         'model.linformer.rank', 'model.conv.width', 'model.conv.dilations', 'model.recurrent.width',  # other mixers
     }  # fmt: skip
     of = {'rotary': ('model.rotary.',), 'sinusoidal': ('model.sinusoidal.',), 't5_relative': ('model.relative.',)}

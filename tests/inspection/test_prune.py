@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from quick import draw_params
 
-from jaxformer.data.vocab import EOS
+from jaxformer.data.vocab import EOS, Vocabulary
 from jaxformer.decode.lines import decode_lines
-from jaxformer.decode.open import open_run
+from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
 from jaxformer.inspection import attention, prune
 from jaxformer.inspection.prune import Head
 from jaxformer.model import transformer
 
+VOCAB = Vocabulary.of([str(i) for i in range(11)])
 SOURCE = np.array([[5, 7, 9, 4, 4, 8, EOS], [6, 5, EOS, 0, 0, 0, 0]], np.int32)
 TARGET = np.array([[6, 8, 5, EOS, 0], [9, 9, 4, 7, EOS]], np.int32)
 SIZES = {'model__num_heads': 4, 'model__d_k': 6, 'model__d_v': 3, 'model__num_layers': 2}
@@ -51,6 +52,19 @@ def logits(cfg, params):
     return np.asarray(jax.jit(lambda p: model.apply({'params': p}, SOURCE, TARGET)[0])(params))
 
 
+def step_by_step(cfg, params):
+    """As `logits`, a decoder input at a time, with a cache."""
+    model = transformer.build(cfg.model, 11)
+    apply = lambda method, *inputs: model.apply({'params': params}, *inputs, method=method)  # noqa: E731
+    cache, found = apply('start_cache', SOURCE, 5), []
+    extend = jax.jit(lambda tokens, cache: apply('extend', tokens, cache))
+    for t in range(5):
+        token_B1 = TARGET[:, t - 1 : t] if t else np.full((2, 1), cfg.model.ids.start, np.int32)
+        out, cache = extend(token_B1, cache)
+        found.append(np.asarray(out)[:, 0])
+    return np.stack(found, axis=1)
+
+
 def size(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
@@ -65,6 +79,7 @@ def test_pruned_is_masked(make_cfg, design):
     masked = logits(cfg, prune.masked(params, cfg.model, HEADS))
     real = TARGET != 0
     np.testing.assert_allclose(logits(new, pruned)[real], masked[real], atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(step_by_step(new, pruned)[real], masked[real], atol=2e-5, rtol=1e-5)
     assert np.abs(masked - logits(cfg, params))[real].max() > 0.01  # the heads did something
     assert new.model.kept_heads.encoder == ((1, 3), (0, 3)) and new.model.kept_heads.decoder == ((0, 2, 3), (0, 1, 3))
     assert size(pruned) < size(params)
@@ -96,9 +111,12 @@ def test_pruned_twice_is_pruned_at_once(make_cfg):
     jax.tree.map(np.testing.assert_array_equal, whole, at_once[1])
 
 
-@pytest.fixture(scope='module')
-def written(trained, tmp_path_factory):
-    run = open_run(trained)
+@pytest.fixture(scope='module', params=['alibi', 't5_relative'])
+def written(request, make_cfg, tmp_path_factory):
+    cfg = make_cfg(model__num_heads=3, model__d_k=6, model__d_v=4, model__position=request.param)
+    run = OpenRun(tmp_path_factory.mktemp('whole'), cfg, VOCAB, transformer.build(cfg.model, len(VOCAB)), None, 7)
+    params = draw_params(transformer.abstract_params(cfg.model, len(VOCAB)), 0.3)
+    run = dataclasses.replace(run, params=params)
     heads = prune.parse('encoder.1.2,encoder.2.3,decoder.1.1,decoder.2.1,cross.1.1,cross.1.3,cross.2.2', run.cfg.model)
     workdir = tmp_path_factory.mktemp('pruned') / 'run'
     return run, heads, workdir, prune.write(run, heads, workdir)
