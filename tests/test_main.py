@@ -169,6 +169,34 @@ def test_inspect_lists_what_params_counts(run, capsys):
     assert 'nope' in one_line(capsys)
 
 
+def test_attention_is_drawn_put_on_a_page_and_counted_over_a_split(run, tmp_path, capsys):
+    look = ['inspect', f'--workdir={run}', f'--output={tmp_path}', '--input=1 2 3', '--which=cross', '--layers=2']
+    assert main([*look, 'attention', '--heads=3,1', '--format=svg', '--json']) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(row['layer'], row['head']) for row in shown['heads']] == [(2, 3), (2, 1)]
+    (figure,) = shown['figures']
+    assert figure.endswith('cross-layer2.svg') and '<svg' in pathlib.Path(figure).read_text()
+    assert main([*look, 'explorer']) == 0
+    assert capsys.readouterr().out == f'{tmp_path}/explorer.html\n' and (tmp_path / 'explorer.html').exists()
+    assert main(['inspect', f'--workdir={run}', 'attention', '--split=test', '--which=encoder', '--heads=2']) == 0
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ['encoder', '1', '2'],
+        ['encoder', '2', '2'],
+    ]
+    assert main([*look, 'attention', '--heads=0']) == 2
+    assert '--heads=0' in one_line(capsys)
+
+
+def test_a_run_is_pruned_and_goes_on(run, tmp_path, capsys):
+    prune = ['inspect', f'--workdir={run}', 'prune', f'--output={tmp_path / "pruned"}']
+    assert main(prune) == 2
+    assert '--heads is missing' in one_line(capsys)
+    assert main([*prune, '--heads=encoder.1.1,encoder.2.3']) == 0
+    assert capsys.readouterr().out.startswith('2 heads pruned; parameters')
+    assert main(['eval', f'--workdir={tmp_path / "pruned"}', '--split=test', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['step'] == 0
+
+
 def test_compare_wants_two_runs(run, capsys):
     assert main(['compare', str(run)]) == 2
     assert '1 run directory given; name two or more' in one_line(capsys)
