@@ -143,6 +143,7 @@ def run(family, directory, name='', teacher=''):
 def trace_search(cfg):
     symbols = Vocabulary.of([str(i) for i in range(9)])
     decoder = Decoder(cfg, transformer.build(cfg.model, V), symbols, sharding.make_mesh(cfg.mesh))
+    assert decoder.reading(['1 2'])
     decoder.search.lower(transformer.abstract_params(cfg.model, V), jnp.zeros((2, 5), jnp.int32), jnp.arange(2))
 
 
