@@ -51,12 +51,13 @@ open(f'{state}/_METADATA', 'w').write(json.dumps(index))
 """
 
 LIST = """
-import json, resource, sys, time
+import json, sys, time
 begun = time.time()
 from jaxformer.main import main
 status = main(['inspect', f'--workdir={sys.argv[1]}', '--json'])
 read = int(dict(line.split(': ') for line in open('/proc/self/io').read().splitlines())['rchar'])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Not getrusage's, which a process has from the one that started it.
+(peak,) = [int(line.split()[1]) * 1024 for line in open('/proc/self/status') if line.startswith('VmHWM')]
 print(json.dumps({'status': status, 'seconds': time.time() - begun, 'peak': peak, 'read': read}), file=sys.stderr)
 """
 
