@@ -26,8 +26,8 @@ def train(values: flags.FlagValues, positional: Sequence[str], changes: dict[str
     with processes.joined(values.coordinator, values.processes, values.process):
         processes.agree(cfg)
         metrics = loop.train(cfg, workdir)
-    if processes.index() == 0:
-        _print_metrics(metrics, values.json)
+        if processes.index() == 0:
+            _print_metrics(metrics, values.json)
     return 0
 
 

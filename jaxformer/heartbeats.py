@@ -12,6 +12,7 @@ others within seconds; there the line is said by a handler of that abort.
 import contextlib
 import ctypes
 import itertools
+import json
 import os
 import signal
 import sys
@@ -40,12 +41,14 @@ _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
 class LostError(RunError):
     """Another process has gone, or stopped by itself.
 
-    found: which one. cause: in the words of what noticed it.
+    found: which one. cause: in the words of what noticed it. exit_status: that of the other one, where it said so.
     """
 
-    def __init__(self, found: str, cause: str = '') -> None:
-        super().__init__(f'{found}; {REMEDY}' + (f' ({cause})' if cause else ''))
+    def __init__(self, found: str, cause: str = '', exit_status: int = 1) -> None:
+        remedy = '' if exit_status > 128 else f'; {REMEDY}'  # who was stopped by a signal said it
+        super().__init__(found + remedy + (f' ({cause})' if cause else ''))
         self.found = found
+        self.exit_status = exit_status if exit_status > 128 else 1
 
 
 class Heartbeats:
@@ -59,7 +62,7 @@ class Heartbeats:
         self._ending = threading.Lock()  # taken by whoever ends the process, and never given back
         self._index, self._number = 0, 1
         self._client: Any = None
-        self._heard = ''  # why another process stops
+        self._heard: LostError | None = None  # why another process stops
         self._seen: dict[int, tuple[int, float]] = {}  # of each that is watched the last count, and when it was new
 
     @contextlib.contextmanager
@@ -83,7 +86,7 @@ class Heartbeats:
         """Where JAX aborts the process while the context lasts, `error` is the last thing it says."""
 
         def aborted(number: int) -> None:  # on the thread that aborts; the others go on while this one is in here
-            self._end(LostError(self._heard) if self._heard else error, status)
+            self._end(self._heard or error, status)
 
         libc, handler = ctypes.CDLL(None), _HANDLER(aborted)
         libc.signal.restype = ctypes.c_void_p
@@ -93,24 +96,27 @@ class Heartbeats:
         finally:
             libc.signal(signal.SIGABRT, ctypes.c_void_p(before))
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, exit_status: int) -> None:
         """Says to all why this process stops. Its own end is the main thread's business from here on."""
         self._ending.acquire(blocking=False)
         with contextlib.suppress(Exception):  # another said something before, or process 0 is not there
-            self._client.key_value_set(_STOPPED, text)
+            self._client.key_value_set(_STOPPED, json.dumps([text, exit_status]))
 
-    def who_has_gone(self) -> str:
-        """Which processes show no sign of life any more, or what another one says; it listens for LISTEN seconds."""
+    def who_has_gone(self, cause: str) -> LostError:
+        """Names the processes that show no sign of life any more, or says what another one does; it listens for LISTEN
+        seconds."""
         try:
             before, until = self._beats(), time.monotonic() + LISTEN
             while time.monotonic() < until:
-                if text := self._listen(until - time.monotonic()):
-                    return text
+                if said := self._listen(until - time.monotonic()):
+                    return said
             after = self._beats()
         except Exception:  # noqa: BLE001 - in whatever form it says so: there is no table any more
-            return 'process 0 has gone or is out of reach'
+            return LostError('process 0 has gone or is out of reach', cause)
         silent = [name for name in range(self._number) if name != self._index and before.get(name) == after.get(name)]
-        return f'process {_names(silent)} of {self._number} has gone or is out of reach'
+        if not silent:
+            return LostError(f'all {self._number} processes live, but one was not ready in time', cause)
+        return LostError(f'process {_names(silent)} of {self._number} has gone or is out of reach', cause)
 
     def _beat(self, over: threading.Event) -> None:
         """A thread: shows life and looks for it. A process 0 that hangs may hold it up forever."""
@@ -132,22 +138,23 @@ class Heartbeats:
             if self._heard:
                 if over.wait(GRACE):
                     return
-                self._end(LostError(self._heard))
+                self._end(self._heard, self._heard.exit_status)
             if silent:
                 text = f'process {_names(silent)} of {self._number} gave no sign of life for {SILENT:.0f} seconds'
                 if self._index == 0:
                     with contextlib.suppress(Exception):
-                        self._client.key_value_set(_STOPPED, text)
+                        self._client.key_value_set(_STOPPED, json.dumps([text, 1]))
                 self._end(LostError(text))
 
     def _beats(self) -> dict[int, int]:
         found = self._client.key_value_dir_get(_BEATS)
         return {int(key.rpartition('/')[2]): int(count) for key, count in found}
 
-    def _listen(self, seconds: float) -> str:
-        """Why another process stops, as soon as it says so; '' where none does within some seconds."""
+    def _listen(self, seconds: float) -> LostError | None:
+        """Why another process stops, as soon as it says so; None where none does within some seconds."""
         try:
-            self._heard = self._client.blocking_key_value_get(_STOPPED, max(1, int(1000 * seconds)))
+            text, exit_status = json.loads(self._client.blocking_key_value_get(_STOPPED, max(1, int(1000 * seconds))))
+            self._heard = LostError(text, exit_status=exit_status)
         except Exception as error:  # noqa: BLE001 - its types are private
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise

@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status."""
     status = _command(list(sys.argv[1:] if argv is None else argv))
     processes = sys.modules.get('jaxformer.processes')
-    if status and processes and processes.number() > 1:
+    if processes and processes.number() > 1:
         processes.leave(status)
     return status
 

@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
@@ -27,8 +28,10 @@ from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
 from jaxformer.heartbeats import Heartbeats, LostError
 
-MEETING = 300
-"""Seconds that processes wait for one another at the start."""
+MEETING, FAREWELL = 300, 20
+"""Seconds that processes wait for one another at the start and at the end."""
+
+DONE = RunError('this process is done; another one has gone before its end')
 
 PACKAGES = ('jaxformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 """What must have the same version everywhere."""
@@ -74,6 +77,10 @@ def joined(coordinator: str = '', processes: int = 0, process: int = -1) -> Iter
         f'the {processes or "other"} processes did not meet within {MEETING} s: start all of them, and see that each '
         f'can reach --coordinator={coordinator or "auto"}'
     )
+    where = f'waits up to {MEETING} s for the other processes at {coordinator or "the address that JAX found"}'
+    waiting = threading.Timer(10, print, [f'jaxformer: {where}'], {'file': sys.stderr, 'flush': True})
+    waiting.daemon = True
+    waiting.start()
     with _heartbeats.aborting(nobody):
         try:
             jax.distributed.initialize(**arguments, initialization_timeout=MEETING)
@@ -82,6 +89,8 @@ def joined(coordinator: str = '', processes: int = 0, process: int = -1) -> Iter
                 f'--coordinator={coordinator or "auto"}: {_one_line(error)}; give HOST:PORT of process 0, '
                 '--processes=N and --process=I (from 0), or --coordinator=none for a process alone'
             ) from error
+        finally:
+            waiting.cancel()
     if number() == 1:
         yield
         return
@@ -93,10 +102,12 @@ def joined(coordinator: str = '', processes: int = 0, process: int = -1) -> Iter
         except BaseException as error:
             if not getattr(error, 'everywhere', False):
                 stopped = f'process {index()} on {socket.gethostname()} stopped: {_one_line(error)}'
-                _heartbeats.tell(error.found if isinstance(error, LostError) else stopped)
+                _heartbeats.tell(
+                    error.found if isinstance(error, LostError) else stopped, getattr(error, 'exit_status', 1)
+                )
             raise
-    with _heartbeats.aborting(RunError('the run is done; only the farewell of its processes failed'), status=0):
-        jax.distributed.shutdown()
+    with _heartbeats.aborting(DONE, status=0), contextlib.suppress(Exception):
+        _client().wait_at_barrier('jaxformer/done', 1000 * FAREWELL)
 
 
 def _arguments(coordinator: str, processes: int, process: int) -> dict[str, Any] | None:
@@ -109,7 +120,7 @@ def _arguments(coordinator: str, processes: int, process: int) -> dict[str, Any]
     if coordinator == 'auto':
         return {}
     host, _, port = coordinator.rpartition(':')
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f'--coordinator={coordinator}: not HOST:PORT of process 0, nor auto, nor none')
     if not 0 <= process < processes:
         raise UserError(
@@ -128,8 +139,6 @@ def _refuse_taken(coordinator: str, port: int) -> None:
             found.bind(('', port))
         except OSError as error:
             raise UserError(f'--coordinator={coordinator}: {error.strerror}; choose another port') from error
-        except OverflowError:
-            raise UserError(f'--coordinator={coordinator}: no port has this number; choose one below 65536') from None
 
 
 def on_first(action: Callable[[], Result]) -> Result:
@@ -149,6 +158,28 @@ def on_first(action: Callable[[], Result]) -> Result:
         raise
     _client().key_value_set(key, json.dumps({'result': result}))
     return result
+
+
+def on_each(action: Callable[[], None]) -> None:
+    """Does `action` on every process; where it fails on one it fails on all, with the number of that one."""
+    if number() == 1:
+        return action()
+    key, error = f'jaxformer/each/{next(_count)}/', None
+    try:
+        action()
+    except (UserError, RunError, OSError) as found:
+        error = found
+    _client().key_value_set(f'{key}{index()}', _one_line(error) if error else '')
+
+    def look() -> None:
+        for other in range(number()):
+            if said := _client().blocking_key_value_get(f'{key}{other}', _FOREVER_MS):
+                raise UserError(said if other == 0 else f'process {other}: {said}')
+
+    try:
+        on_first(look)
+    except (UserError, RunError) as failed:
+        raise (error or failed) from None
 
 
 def meet() -> None:
@@ -200,20 +231,29 @@ def _difference(cfg: Config, ours: dict[str, Any], theirs: dict[str, Any]) -> st
 
 
 def explained(error: BaseException) -> BaseException:
-    """`error`, or in its place, where it comes from a process that has gone, a LostError that names that one.
+    """`error`, or in its place, where it comes from a process that has gone, a LostError that names that one, and where
+    it says that memory is out, a RunError with a remedy.
 
     Takes up to `heartbeats.LISTEN` seconds.
     """
+    if 'RESOURCE_EXHAUSTED' in str(error) and not isinstance(error, RunError):
+        return RunError(f'{_one_line(error)}; {SMALLER}')
     if number() == 1 or not is_loss(error):
         return error
     assert _heartbeats
-    return LostError(_heartbeats.who_has_gone(), _one_line(error))
+    return _heartbeats.who_has_gone(_one_line(error))
 
 
 def is_loss(error: BaseException) -> bool:
     """Whether an exception may say that another process cannot be reached any more."""
     return number() > 1 and any(word in str(error) for word in _LOSS)
 
+
+SMALLER = (
+    'set a smaller config.train.batch_size, a greater config.train.accumulation, config.model.remat=block, '
+    'config.model.attention.kernel=blockwise, or more devices (config.mesh)'
+)
+"""What helps where memory is out."""
 
 _LOSS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'DEADLINE_EXCEEDED', 'CANCELLED', 'Connection', 'Socket closed', 'ABORTED')
 
@@ -232,13 +272,15 @@ def last_words(say: Callable[[RunError], None]) -> Iterator[None]:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process where not all are well: nobody waits for anybody."""
+    """Ends this process of several: it waits for nobody, and JAX, which would, is not asked."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    if not index():
-        time.sleep(2)  # for the others to read why
-    os._exit(status)
+    assert _heartbeats
+    with _heartbeats.aborting(DONE, status):
+        if not index():
+            time.sleep(2)  # for the others to read why; with process 0 goes the table
+        os._exit(status)
 
 
 def _client() -> Any:

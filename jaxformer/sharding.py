@@ -34,6 +34,9 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
 }
 """Letter → mesh axes; a letter that is not here, and _ (a dimension without one), is not divided."""
 
+FIELDS = {'V': 'vocab_size', 'D': 'd_model', 'H': 'num_heads', 'G': 'num_kv_heads', 'F': 'd_ff', 'M': 'max_length'}
+"""Letter → the field of config.model that gives its size."""
+
 _LAYERS = r'^(encoder|decoder)/layers/'
 PARAMETERS: tuple[tuple[str, str], ...] = (
     (r'^(source_)?embedding$', 'VD'),
@@ -185,9 +188,11 @@ def spec(dims: str, mesh: Mesh, shape: tuple[int, ...], name: str) -> PartitionS
             raise UserError(f'{name} [{dims}]: two dimensions want mesh axis {clash.pop()}; mend sharding.MESH_AXES')
         parts = math.prod(mesh.shape[axis] for axis in axes)
         if size % parts:
+            over = ' x '.join(f'config.mesh.{axis}' for axis in axes)
+            field = f'config.model.{FIELDS[letter]}: ' if letter in FIELDS else ''
             raise UserError(
-                f'{name} [{dims}]: {letter}={size} is not divisible by mesh {" x ".join(axes)}={parts}; '
-                f'choose another config.mesh or another size'
+                f'{field}{name} [{dims}]: {letter}={size} is not divisible by {over}={parts}; '
+                f'make it {size + -size % parts}, say, or choose another config.mesh'
             )
         used.update(axes)
         entries.append(axes or None)

@@ -179,7 +179,10 @@ def test_the_axes_of_a_letter_are_divided_and_of_size_one_are_left_out():
 
 def test_what_cannot_be_divided_is_refused_with_its_name_letter_and_size():
     mesh = jax.sharding.AbstractMesh((1, 1, 2, 1), sharding.AXES)
-    with pytest.raises(UserError, match=r'decoder/q \[NDHK\]: H=3 is not divisible by mesh model=2'):
+    with pytest.raises(
+        UserError,
+        match=r'^config.model.num_heads: decoder/q \[NDHK\]: H=3 is not divisible by config.mesh.model=2; make it 4',
+    ):
         sharding.spec('NDHK', mesh, (3, 4, 3, 5), 'decoder/q')
 
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
 
-from jaxformer import claims, config, files
+from jaxformer import claims, config, files, processes
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data.vocab import Vocabulary
@@ -22,6 +24,9 @@ FREE_ON_RESUME = (
     *('eval.', 'mesh.', 'cohort.', 'runtime.'),
 )
 """Fields (or groups) that may differ from the config a directory was started with: they change no update."""
+
+VISIBLE = 15.0
+"""Seconds until a file that one machine wrote is seen by the others that share its directory."""
 
 GROWING_SCHEDULES = ('noam', 'constant')
 """Values of optim.schedule under which no step's learning rate depends on train.num_steps: a run can be made longer."""
@@ -65,6 +70,28 @@ def claimed(cfg: Config, workdir: epath.Path) -> Iterator[claims.Claim]:
                 leftover.unlink(missing_ok=True)
         refuse_another_config(cfg, workdir)
         yield claim
+
+
+def refuse_unshared(workdir: epath.Path) -> None:
+    """Raises UserError, on every process of several, where --workdir is not the same directory to one of them."""
+    if processes.number() == 1 or '://' in str(workdir):
+        return
+    note, nonce = workdir / '.together.tmp', processes.on_first(lambda: uuid.uuid4().hex)
+
+    def look() -> None:
+        until = time.monotonic() + VISIBLE
+        while not note.exists() or note.read_text() != nonce:
+            if time.monotonic() > until:
+                raise UserError(f'--workdir={workdir}: not the directory of process 0; give one that all share')
+            time.sleep(0.2)
+        own = workdir / f'.{processes.index()}.tmp'
+        with _named(workdir):
+            own.write_text(nonce)
+            own.unlink()
+
+    processes.on_first(lambda: note.write_text(nonce))
+    processes.on_each(look)
+    processes.on_first(note.unlink)
 
 
 def mark(cfg: Config, workdir: epath.Path, vocab: Vocabulary) -> None:

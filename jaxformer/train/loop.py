@@ -56,12 +56,13 @@ def train(cfg: Config, workdir: epath.PathLike, program: Program | None = None) 
     with contextlib.ExitStack() as held, stop_signals() as stop:
         claims = [Claim(None)]
         processes.on_first(lambda: claims.append(held.enter_context(directory.claimed(cfg, workdir))))
+        directory.refuse_unshared(workdir)
         written = record.of_this_process(cfg, workdir, claims[-1])
         run = None
         at = lambda: run.step if run else 0  # noqa: E731
         with processes.last_words(lambda error: written.ended(at(), error)):
             try:
-                run = Member(cfg, workdir, program or Program(cfg), written, begun)
+                run = Member(cfg, workdir, program or _program(cfg), written, begun)
                 _to_the_end(run, stop)
                 written.ended(at(), metrics=run.metrics)
                 return run.metrics
@@ -116,6 +117,13 @@ def _updates(run: Member, state: TrainState, stop: Stop, progress: Progress) -> 
             raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there', True)
         if due.evaluate:
             run.evaluate(state, due.decode)
+
+
+def _program(cfg: Config) -> Program:
+    """What one process cannot make, as its data is another, no process makes."""
+    made: list[Program] = []
+    processes.on_each(lambda: made.append(Program(cfg)))
+    return made[0]
 
 
 def _progress(run: Member) -> Progress:

@@ -261,7 +261,10 @@ class Member:
             if train.nan_policy == 'restore':
                 raise NotFinite(found, step, values['loss'])
             if values['skipped_in_row'] >= train.nan_limit:
-                raise RunError(f'{found}; {values["skipped_in_row"]} updates in a row skipped (config.train.nan_limit)')
+                raise RunError(
+                    f'{found}; {values["skipped_in_row"]} updates in a row skipped (config.train.nan_limit); set '
+                    'config.optim.clip_norm or a lower config.optim.learning_rate in another --workdir'
+                )
             logging.warning('%s: %s; the update was skipped (%d so far)', self.workdir, found, values['skipped'])
         self.step, self._skipping = step, not values['finite']
         if self._fresh:  # compiling is no part of the speed

@@ -52,9 +52,8 @@ class Program:
 
     def beginning(self, params: Any, fresh: states.TrainState) -> states.TrainState:
         """A fresh state with other parameters, from which what the optimiser keeps of them begins, too."""
-        opt_state = self.optimizer.init(params)
-        placed = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), opt_state, fresh.opt_state)
-        return fresh.replace(params=params, opt_state=placed)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, fresh.opt_state)
+        return fresh.replace(params=params, opt_state=jax.jit(self.optimizer.init, out_shardings=shardings)(params))
 
     def compile_evaluation(self) -> None:
         """Compiles evaluation and decoding for the buckets of the split, into the persistent cache; nothing runs."""

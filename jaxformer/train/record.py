@@ -50,7 +50,8 @@ class Record:
         if error is None:
             self.status('done', step, metrics=metrics)
         elif not isinstance(error, UserError):
-            ended = 'preempted' if isinstance(error, (Preempted, KeyboardInterrupt)) else 'failed'
+            stopped = isinstance(error, KeyboardInterrupt) or getattr(error, 'exit_status', 1) == Preempted.exit_status
+            ended = 'preempted' if stopped else 'failed'
             reason = str(error) if isinstance(error, RunError) else f'{type(error).__name__}: {error}'
             with contextlib.suppress(RunError):  # a full disk, or a lost directory, must not hide what happened
                 self.status(ended, step, reason)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 from etils import epath
 
@@ -74,7 +75,8 @@ def params_from(cfg: Config, vocab: Vocabulary, fresh: Any, workdir: epath.Path)
                 f'{field}: parameter {name} is {there[name].shape} there and {leaf.shape} here; '
                 'use the model fields of its config.json'
             )
-        return jax.device_put(there[name].astype(leaf.dtype), leaf.sharding)
+        value = np.asarray(there[name].astype(leaf.dtype))
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
     params = jax.tree_util.tree_map_with_path(take, fresh)
     if len(missing) == len(jax.tree.leaves(fresh)):

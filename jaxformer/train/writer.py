@@ -103,6 +103,8 @@ class MetricWriter:
         from tensorboardX.summary import scalar
 
         for key, value in values.items():
+            if not math.isfinite(value):  # TensorBoard draws none, and its writer warns of each
+                continue
             self._events.write_event(Event(step=step, wall_time=now, summary=scalar(key, value)))
         self._events.flush()
 

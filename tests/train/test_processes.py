@@ -17,7 +17,7 @@ import pytest
 import small
 
 from jaxformer import main, sharding
-from jaxformer.train import loop, program
+from jaxformer.train import directory, loop, program
 
 CHANGES = {
     **{'model.d_model': 16, 'model.num_heads': 8, 'model.d_k': 3, 'model.d_v': 5, 'model.d_ff': 24},
@@ -32,6 +32,8 @@ LEGS = {
     'two': {'mesh.data': 1, 'mesh.model': 2, 'train.num_steps': 999},
     'one': {'train.num_steps': 16},
     'eight again': {'mesh.strategy': 'tp'},
+    'begun': {'train.num_steps': 2, 'mesh.data': 1},
+    'apart': {'train.num_steps': 2, 'mesh.data': 2},
 }
 
 
@@ -48,6 +50,7 @@ class NoDecoder(small.NoEvaluator):
 def command(workdir, leg, *flags):
     """What a process of a leg does; those that somebody stops take their time over a step."""
     program.Decoder = NoDecoder
+    directory.VISIBLE = 1.0
     if leg in ('four', 'two'):
         put = sharding.put_batch
         sharding.put_batch = lambda *args: (time.sleep(0.3), put(*args))[1]
@@ -147,6 +150,30 @@ def test_examples_and_numbers_are_those_of_a_run_that_stayed_at_home(travelled):
     assert [(each['processes'], each['devices']['count']) for each in environment] == [
         (1, 8), (4, 4), (2, 2), (1, jax.device_count()), (1, 8),
     ]  # fmt: skip
+
+
+def test_two_begin_with_the_parameters_of_another_run_and_are_done_when_asked_again(travelled, tmp_path):
+    flags = [f'--config.train.start_from={travelled["home"]}', '--config.train.ema_decay=0.9', '--config.mesh.fsdp=2']
+    begun = ends(start(tmp_path / 'run', 'begun', 2, *flags))
+    assert [status for status, _ in begun] == [0, 0], begun
+    first = small.lines(tmp_path / 'run', 'train/loss')[1]
+    assert first < small.lines(travelled['home'], 'train/loss')[1] - 0.1  # not afresh
+    before = small.snapshot(tmp_path / 'run')
+    assert [status for status, _ in ends(start(tmp_path / 'run', 'begun', 2, *flags))] == [0, 0]
+    assert small.snapshot(tmp_path / 'run') == before
+
+
+def test_a_directory_that_is_another_one_to_a_process_is_refused_before_anything_is_trained(tmp_path):
+    at = f'--coordinator=127.0.0.1:{free_port()}'
+    both = [
+        small.process(__file__, str(tmp_path / name), 'apart', at, '--processes=2', f'--process={i}')
+        for i, name in enumerate(('run', 'elsewhere'))
+    ]
+    (first, line), (second, own) = ends(both)
+    assert (first, second) == (2, 2)
+    assert line.endswith('elsewhere: not the directory of process 0; give one that all share'), line
+    assert own.startswith(f'jaxformer: --workdir={tmp_path}/elsewhere: not the directory'), own
+    assert not (tmp_path / 'run' / 'config.json').exists() and not (tmp_path / 'elsewhere').exists()
 
 
 @pytest.mark.parametrize(
