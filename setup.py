@@ -27,6 +27,7 @@ setup(
         'scipy>=1.13,<2',
         'tensorboardX>=2.6.2,<3',
         'tensorflow-datasets>=4.9.10,<5',
+        'tensorstore>=0.1.71,<1',
         'tokenizers>=0.21,<1',
     ],
     extras_require={

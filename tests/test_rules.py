@@ -127,7 +127,7 @@ REFUSED = [  # (changes, field, part of the reason)
     # Data
     ({'data.name': 'cmudict2'}, 'data.name', "did you mean 'cmudict'?"),
     ({'data.name': 'nonsense'}, 'data.name', 'or a TFDS name'),
-    ({'data.name': 'stdlib'}, 'data.name', 'cmudict, copy, reverse, sort, parallel with model.family=seq2seq'),
+    ({'data.name': 'stdlib'}, 'data.name', 'sort, parallel, help_pages with model.family=seq2seq'),
     ({'data.name': 'wmt14_translate/de-en', 'data.source': 'de'}, 'data.target', 'the name of a TFDS feature'),
     ({'data.name': 'parallel', 'data.target': 'b'}, 'data.source', 'set with data.name=parallel'),
     (CLASSIFIER | {'data.name': 'labelled'}, 'data.source', 'set with data.name=labelled'),

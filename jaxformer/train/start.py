@@ -11,6 +11,7 @@ from etils import epath
 from jaxformer import checkpoint, config, files, processes, sharding
 from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
+from jaxformer.decode import int8
 from jaxformer.decode.open import find_step, read_config
 from jaxformer.errors import UserError
 from jaxformer.files import CHECKPOINTS, VOCAB
@@ -59,7 +60,7 @@ def params_from(cfg: Config, vocab: Vocabulary, fresh: Any, workdir: epath.Path)
     except UserError as error:
         raise UserError(f'{field}: {error}') from error
     refuse_other_symbols(field, symbols, vocab, cfg.data.name)
-    found = checkpoint.restore_params(origin / CHECKPOINTS, step)
+    found = int8.floats(checkpoint.restore_params(origin / CHECKPOINTS, step))
     there = {sharding.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
     if symbols.get('classes') != vocab.to_json().get('classes'):
         there = {name: leaf for name, leaf in there.items() if not name.startswith('classes')}

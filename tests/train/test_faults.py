@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 import small
 
-from jaxformer import main
+from jaxformer import commands, main
 from jaxformer.errors import RunError, UserError
 from jaxformer.train import loop
 from jaxformer.train import step as steps
@@ -37,7 +37,7 @@ def poison(monkeypatch):
 
 def run_main(cfg, workdir, monkeypatch, capsys):
     """(exit status, standard error but for the progress) of the command, with `cfg` in the place of its config."""
-    monkeypatch.setattr(main, '_config', lambda *args: cfg)
+    monkeypatch.setattr(commands, '_config', lambda *args: cfg)
     status = main.main(['train', '--config=any', f'--workdir={workdir}'])
     return status, [line for line in capsys.readouterr().err.splitlines() if line.startswith('jaxformer: ')]
 
