@@ -28,7 +28,7 @@ import numpy as np
 from configs import base, quickstart
 from experiments import benchmark, scaling
 from experiments.benchmark import JaxSide, spread
-from jaxformer import config, files, hyperparameters, optim, rules, runtime, sharding
+from jaxformer import choices, config, files, hyperparameters, optim, runtime, sharding
 from jaxformer.ablate import flops, together
 from jaxformer.config import Config
 from jaxformer.errors import UserError
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--output', required=True, help='directory that gpu.json and gpu.md are written into')
     parser.add_argument('--allow-cpu', action='store_true', help='run where there is no accelerator')
     parser.add_argument('--size', choices=KERNEL_CASES, default='full')
-    every = rules.CHOICES['model.attention.kernel']
+    every = choices.CHOICES['model.attention.kernel']
     parser.add_argument('--kernel', choices=every, nargs='+', default=every, help='of model.attention.kernel')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--steps', type=int, default=10, help='timed ones of each side in a round')

@@ -35,7 +35,7 @@ from ml_collections import ConfigDict
 from configs import base, big, llama
 from experiments import hlo
 from experiments.hlo import Collective
-from jaxformer import config, rules, sharding
+from jaxformer import choices, config, sharding
 from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
 from jaxformer.train import memory
@@ -314,7 +314,7 @@ def virtual_devices(number: int, dumped: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description='What strategies take and leave on a pod; see the head of this file.')
     parser.add_argument('--model', choices=MODELS, action='append', help='by default all; may come several times')
-    parser.add_argument('--strategy', choices=rules.STRATEGIES, action='append', help='of mesh.strategy; the same')
+    parser.add_argument('--strategy', choices=choices.STRATEGIES, action='append', help='of mesh.strategy; the same')
     parser.add_argument('--devices', type=int, nargs='+', default=[8, 64, 256], help='of the pods')
     parser.add_argument('--set', metavar='FIELD=VALUE', action='append', default=[], help='--set=mesh.model=8')
     parser.add_argument('--json', action='store_true')
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         virtual_devices(sizes[-1], Path(scratch))
         try:
             changes = dict(change.split('=', 1) for change in asked.set)
-            models, strategies = asked.model or list(MODELS), asked.strategy or list(rules.STRATEGIES)
+            models, strategies = asked.model or list(MODELS), asked.strategy or list(choices.STRATEGIES)
             found = measure(models, strategies, sizes, changes, Path(scratch))
         except RunError as error:
             print(error, file=sys.stderr)

@@ -24,8 +24,9 @@ from typing import Any
 import ml_collections
 
 from jaxformer import files, pyfile, rules
+from jaxformer.choices import CHOICES
 from jaxformer.errors import UserError
-from jaxformer.rules import CHOICES, validate
+from jaxformer.rules import validate
 from jaxformer.values import coerce
 
 __all__ = ['CHOICES', 'validate']  # re-exported

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxformer.choices import STRATEGIES
 from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import UserError
 from jaxformer.model.family import Family
-from jaxformer.rules import STRATEGIES
 
 AXES = ('data', 'fsdp', 'model', 'seq')
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer import config, optim, rules
+from jaxformer import choices, config, optim
 from jaxformer.data import corpus, sources, vocab
 from jaxformer.errors import UserError
 from jaxformer.model import encoders, family, layers, mixers, positions, transformer, view
@@ -325,7 +325,7 @@ def test_choices_are_the_tables_of_the_code():
     }
     for path, table in tables.items():
         assert set(config.CHOICES[path]) == set(table), path
-    assert {name: source.kind for name, source in sources.SOURCES.items()} == rules.DATA_KINDS
+    assert {name: source.kind for name, source in sources.SOURCES.items()} == choices.DATA_KINDS
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from quick import jit
 
 import jaxformer
-from jaxformer import config, hyperparameters, objectives, optim, rules, sharding
+from jaxformer import choices, config, hyperparameters, objectives, optim, sharding
 from jaxformer.ablate import together
 from jaxformer.data import corpus
 from jaxformer.data.vocab import Vocabulary
@@ -55,7 +55,7 @@ def resolved(changes):
 # Every field is read
 
 DERIVES_ONLY = {'model.num_layers', 'model.mixer'}  # others follow them
-NOT_USES = ('/config.py', '/rules.py')  # files that read fields to check or to copy them
+NOT_USES = ('/config.py', '/rules.py', '/choices.py')  # files that read fields to check or to copy them
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def trace_search(cfg):
 
 def test_every_field_is_read(reads, tmp_path):
     """By a run of each family, a model of each design, or a data set of each kind."""
-    for family in rules.KIND_OF_FAMILY:
+    for family in choices.KIND_OF_FAMILY:
         split = OF_FAMILIES[family].get('eval.split', 'dev')
         assert {name.split('/')[0] for name in run(family, tmp_path)} == {split}
     run('lm', tmp_path, 'student', tmp_path / 'lm')
@@ -181,7 +181,7 @@ def test_what_derives_only_is_passed_on():
 
 # Every field of the model changes the parameters or the loss
 
-OTHER_MIXERS = tuple(mixer for mixer in rules.MIXERS if mixer != 'attention')
+OTHER_MIXERS = tuple(mixer for mixer in choices.MIXERS if mixer != 'attention')
 
 RESHAPING = {
     'model.family': ('lm', 'mlm', 'classifier'),
@@ -434,11 +434,11 @@ def test_no_field_and_no_choice_is_left_out_of_these_tables():
     tables = RESHAPING | REVALUING | REPROGRAMMING | OPTIMISER
     groups = ('model.', 'optim.', 'train.masking.')
     assert {path for path in fields() if path.startswith(groups)} == {p for p in tables if p.startswith(groups)}
-    for path, choices in config.CHOICES.items():
+    for path, allowed in config.CHOICES.items():
         if path.startswith(groups):
             base = config.flatten(resolved({}))[path]
             without = {base, 'linformer'} if path == 'model.decoder_mixer' else {base}
-            assert set(tables[path]) == set(choices) - without, path
+            assert set(tables[path]) == set(allowed) - without, path
 
 
 # The choices of other fields

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxformer import config, losses, rules
+from jaxformer import choices, config, losses, rules
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
 
@@ -274,7 +274,7 @@ def trace(cfg):
         return losses.cross_entropy(logits, zeros, jnp.ones(zeros.shape), 0.1)
 
     jax.eval_shape(jax.grad(loss), params, *rows)
-    if cfg.model.family in rules.WITH_DECODER:
+    if cfg.model.family in choices.WITH_DECODER:
         start = rows[0] if cfg.model.family == 'seq2seq' else 2
 
         def decode(params, start, tokens):

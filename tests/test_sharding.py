@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import config, optim, rules, sharding
+from jaxformer import choices, config, optim, sharding
 from jaxformer.config import MeshConfig
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
@@ -47,7 +47,7 @@ def designs():
     for order, norm, feed_forward in itertools.product(('pre', 'post'), ('layernorm', 'rmsnorm'), ('relu', 'swiglu')):
         yield model_config(residual=order, norm=norm, feed_forward=feed_forward, position='learned')
     yield model_config(embedding__tables='separate', embedding__softmax='untied', feed_forward='none')
-    for mixer in rules.MIXERS:
+    for mixer in choices.MIXERS:
         of_decoder = 'attention' if mixer == 'linformer' else mixer
         yield model_config(encoder_mixer=mixer, decoder_mixer=of_decoder, residual='sandwich', attention__bias='all')
     yield model_config(position='t5_relative', relative__tables='per_layer', attention__score='additive')
@@ -120,7 +120,7 @@ def test_two_axes_of_a_mesh_lay_out_every_parameter_of_every_design():
     """Even sizes: nothing asks for one axis twice."""
     mesh = jax.sharding.AbstractMesh((1, 2, 2, 1), sharding.AXES)
     even = {'num_kv_heads': 2, 'd_ff': 12, 'recurrent__width': 10}
-    for cfg in (model_config(**even), *(model_config(encoder_mixer=mixer, **even) for mixer in rules.MIXERS)):
+    for cfg in (model_config(**even), *(model_config(encoder_mixer=mixer, **even) for mixer in choices.MIXERS)):
         sharding.of_state(transformer.abstract_params(cfg, 14), mesh)
 
 

@@ -10,6 +10,7 @@ optimiser. Training is three times the forward pass: the backward pass multiplie
 from collections.abc import Sequence
 
 from jaxformer.config import ModelConfig
+from jaxformer.model.heads import narrowed
 
 _GATED = ('geglu', 'swiglu')
 _GATES = {'rnn': 1, 'lstm': 4, 'gru': 3}
@@ -29,16 +30,17 @@ def forward(model: ModelConfig, vocab_size: int, num_classes: int, shape: Sequen
     """
     T = shape[-1]
     N, M = model.encoder_layers, model.decoder_layers
+    of_encoder, of_decoder, of_cross = (narrowed(model, kind) for kind in ('encoder', 'decoder', 'cross'))
     if model.family == 'seq2seq':
         S = shape[0]
-        encoder = N * (_mixer(model, model.encoder_mixer, S, causal=False) + _feed_forward(model, S))
-        cross = _queries(model, T) + _keys(model, S) + _values(model, S) + _attention(model, T, S)
-        decoder = M * (_mixer(model, model.decoder_mixer, T, causal=True) + cross + _feed_forward(model, T))
+        encoder = N * (_mixer(of_encoder, model.encoder_mixer, S, causal=False) + _feed_forward(model, S))
+        cross = _queries(of_cross, T) + _keys(of_cross, S) + _values(of_cross, S) + _attention(of_cross, T, S)
+        decoder = M * (_mixer(of_decoder, model.decoder_mixer, T, causal=True) + cross + _feed_forward(model, T))
         return encoder + decoder + 2 * T * model.d_model * vocab_size
     if model.family == 'lm':
-        blocks = M * (_mixer(model, model.decoder_mixer, T, causal=True) + _feed_forward(model, T))
+        blocks = M * (_mixer(of_decoder, model.decoder_mixer, T, causal=True) + _feed_forward(model, T))
         return blocks + 2 * T * model.d_model * vocab_size
-    blocks = N * (_mixer(model, model.encoder_mixer, T, causal=False) + _feed_forward(model, T))
+    blocks = N * (_mixer(of_encoder, model.encoder_mixer, T, causal=False) + _feed_forward(model, T))
     square = 2 * model.d_model**2
     if model.family == 'mlm':
         transform = T * square if model.head.transform == 'on' else 0

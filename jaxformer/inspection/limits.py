@@ -4,14 +4,14 @@ import math
 import typing
 from typing import Any
 
-from jaxformer import rules, values
+from jaxformer import choices, values
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 
 OF_THE_DATA = ('model.vocab_size', 'model.head.num_classes')
 """Sizes that 0 leaves to the data here, and that are always said elsewhere."""
 
-_RANGES = {path: (low, high) for path, low, high in rules.RANGES}
+_RANGES = {path: (low, high) for path, low, high in choices.RANGES}
 
 
 def refuse_beyond(path: str, number: Any, said: str) -> None:
@@ -23,7 +23,7 @@ def refuse_beyond(path: str, number: Any, said: str) -> None:
         number = values.coerce(path, number, hint)
     except UserError:
         raise UserError(f'{said}: must be {"an integer" if hint is int else "a number"}') from None
-    if path in rules.BELOW_ONE and not 0 <= number < 1:
+    if path in choices.BELOW_ONE and not 0 <= number < 1:
         raise UserError(f'{said}: must be from 0 up to but not including 1')
     if path in _RANGES:
         low, high = _RANGES[path]

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxformer import config, rules
+from jaxformer import choices, config, rules
 from jaxformer.data import corpus as corpus_lib
 from jaxformer.data import examples, sources
 from jaxformer.data.vocab import EOS, TOKENIZERS
@@ -41,7 +41,7 @@ def same(a, b):
 
 
 def test_the_tables_have_the_choices_of_the_config():
-    assert {name: source.kind for name, source in sources.SOURCES.items()} == rules.DATA_KINDS
+    assert {name: source.kind for name, source in sources.SOURCES.items()} == choices.DATA_KINDS
     assert sources.find('wmt14_translate/de-en').kind == rules.kind_of_data('wmt14_translate/de-en')
     assert set(config.CHOICES['data.tokenizer']) == set(TOKENIZERS)
     assert set(config.CHOICES['eval.split']) == set(corpus_lib.SPLITS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from quick import draw_params, jit
 
-from jaxformer import config, rules
+from jaxformer import choices, config
 from jaxformer.data.ids import Ids
 from jaxformer.decode.beam import beam
 from jaxformer.decode.cache import reorder, repeat
@@ -17,7 +17,7 @@ from jaxformer.model import transformer
 V, T, K, EOS = 9, 6, 3, 2
 IDS = Ids()
 LM = {'model.family': 'lm', 'data.name': 'stdlib', 'data.tokenizer': 'bytes', 'data.buckets': ((9,),)}
-DECODERS = {mixer: {'model.mixer': mixer} for mixer in rules.MIXERS if mixer != 'linformer'} | {
+DECODERS = {mixer: {'model.mixer': mixer} for mixer in choices.MIXERS if mixer != 'linformer'} | {
     'grouped': {'model.num_kv_heads': 2, 'model.position': 'rotary'},
     'window': {'model.num_kv_heads': 1, 'model.attention.pattern': 'local', 'model.attention.window': 2},
     'relative': {'model.position': 't5_relative'},

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import small
 
-from jaxformer import hyperparameters, rules, sharding
+from jaxformer import choices, hyperparameters, sharding
 from jaxformer.train.program import Program
 
 B, S, T, V = 16, 24, 24, 272
@@ -28,7 +28,7 @@ OF_FAMILY = {
     'lm': {'model.family': 'lm', 'data.name': 'stdlib', 'data.tokenizer': 'bytes', 'data.buckets': ((T,),)},
 }
 INPUTS = {'seq2seq': ('source', 'target'), 'lm': ('tokens',)}
-MESHES = {strategy: {'mesh.strategy': strategy} for strategy in rules.STRATEGIES}
+MESHES = {strategy: {'mesh.strategy': strategy} for strategy in choices.STRATEGIES}
 MESHES['ring'] = {'mesh.strategy': 'sp', 'model.attention.kernel': 'blockwise'}
 COLLECTIVES = r'= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\('
 
