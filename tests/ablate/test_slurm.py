@@ -194,7 +194,7 @@ def test_an_array_does_a_grid_and_outlives_a_task(by_hand, by_clock, tmp_path, c
     grid = Grid(tmp_path, "{'model.d_k': (4, 6), 'optim.learning_rate': (3e-3, 1e-3)}", 40)
     options = ('partition=debug,account=nobody,parallel=7', '--seeds=2', '--workers=3')
     assert grid.command(f'{options[0]},wait=false', *options[1:]) == 0
-    until(lambda: len([*grid.workdir.glob('cells/*/seed-*/metrics.jsonl')]) > 2)
+    until(lambda: len({json.loads(path.read_text())['pid'] for path in grid.workdir.glob('cells/*/*/status.json')}) > 2)
     do('scancel', '--signal=KILL', f'{grid.jobs[0]}_1')
     grid.slow.unlink()
     assert grid.command(*options) == 0  # the same command waits for what it submitted

@@ -81,7 +81,7 @@ def test_norms_and_orders_are_crossed():
 
 def test_the_list_of_experiments_is_whole():
     text = (EXPERIMENTS / 'README.md').read_text()
-    helpers = {'__init__', 'torch_transformer'}
+    helpers = {'__init__', 'hlo', 'torch_transformer'}
     scripts = {path.stem for path in EXPERIMENTS.glob('*.py')} - helpers
     assert {name for name in scripts if f'| `{name}.py` |' in text} == scripts
     for name in GRIDS:

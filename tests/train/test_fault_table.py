@@ -8,7 +8,7 @@ import pytest
 import small
 
 from jaxformer import checkpoint, main
-from jaxformer.train import loop, member
+from jaxformer.train import loop, member, record
 from jaxformer.train.program import Program
 
 FAULTS = tomllib.loads(Path(__file__).with_name('faults.toml').read_text())['fault']
@@ -112,7 +112,7 @@ def killed(program, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(member.Member, 'look_at', kill)
-        patch.setattr(loop, 'finish', lambda *args: None)
+        patch.setattr(record.Record, 'ended', lambda *args, **more: None)
         with pytest.raises(SystemExit):
             loop.train(small.make(CHANGES), workdir, program)
     assert small.checkpoints(workdir) == [5, 10] and max(small.lines(workdir, 'train/loss')) == 11
