@@ -128,7 +128,8 @@ def test_a_run_in_float16_is_that_in_float32_but_for_rounding_and_overflows(tmp_
     skipped = int(small.lines(tmp_path / 'half', 'train/skipped')[70])
     assert 3 < skipped < 20
     assert np.mean(half[-9:]) < 0.9 * half[0]
-    assert np.mean(half[-9:]) == pytest.approx(np.mean(single[-9 - skipped : -skipped]), rel=0.05)
+    # Update by update the batches are others: a mean over three epochs is compared.
+    assert np.mean(half[-27:]) == pytest.approx(np.mean(single[-27 - skipped : -skipped]), rel=0.05)
     state = small.state(tmp_path / 'half')
     assert (state['step'], state['opt_state/1/count'], state['skipped_in_row']) == (70, 70 - skipped, 0)
     assert state['loss_scale/scale'] == 2.0 ** (30 - skipped) and 0 < state['loss_scale/finite_in_row'] <= 70 - skipped
