@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxformer import processes
 from jaxformer.choices import STRATEGIES
 from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import UserError
@@ -238,18 +239,18 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     Args:
       batch: of this process's rows only, in the order of `rows_here`.
     """
+    several = processes.number() > 1
     blocks = math.prod(mesh.shape[axis] for axis in MESH_AXES['B'])
-    blocks_here = len(rows_here(blocks, mesh))
-    placed = {}
+    times = blocks // len(rows_here(blocks, mesh)) if several else 1
+    placed: dict[str, jax.Array] = {}
     for name, rows in batch.items():
-        shape = (rows.shape[0] // blocks_here * blocks, *rows.shape[1:])
+        shape = (rows.shape[0] * times, *rows.shape[1:])
         sharding = NamedSharding(mesh, spec(BATCH[name][: rows.ndim], mesh, shape, f'batch {name}'))
-        if blocks_here == blocks and sharding.is_fully_addressable:
-            placed[name] = jax.device_put(rows, sharding)
-        else:
-            numbers = rows_here(shape[0], mesh)
-            part = functools.partial(_part, rows, numbers, np.arange(shape[0]))
+        if several:
+            part = functools.partial(_part, rows, rows_here(shape[0], mesh), np.arange(shape[0]))
             placed[name] = jax.make_array_from_callback(shape, sharding, part)
+        else:
+            placed[name] = jax.device_put(rows, sharding)
     return placed
 
 
@@ -264,7 +265,12 @@ def _rows(mesh: Mesh) -> NamedSharding:
 
 def everywhere(array: jax.Array, mesh: Mesh) -> np.ndarray:
     """The whole of an array on the host of every process."""
-    return jax.device_get(jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
+    return jax.device_get(_replicate(mesh)(array))
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def refuse_undivided(cfg: Config, mesh: Mesh) -> None:

@@ -117,11 +117,15 @@ def test_letters_are_the_dimensions_of_every_activation_and_no_row_of_the_table_
 
 
 def test_two_axes_of_a_mesh_lay_out_every_parameter_of_every_design():
-    """Even sizes: nothing asks for one axis twice."""
+    """Even sizes: each dimension lies along the axis of its letter, and none asks for one twice."""
     mesh = jax.sharding.AbstractMesh((1, 2, 2, 1), sharding.AXES)
     even = {'num_kv_heads': 2, 'd_ff': 12, 'recurrent__width': 10}
     for cfg in (model_config(**even), *(model_config(encoder_mixer=mixer, **even) for mixer in choices.MIXERS)):
-        sharding.of_state(transformer.abstract_params(cfg, 14), mesh)
+        params = transformer.abstract_params(cfg, 14)
+        for path, place in jax.tree_util.tree_leaves_with_path(sharding.of_state(params, mesh)):
+            name = sharding.path_name(path)
+            by_letter = {'D': 'fsdp', **dict.fromkeys('HGFV', 'model')}
+            assert list(place.spec) == [by_letter.get(letter) for letter in sharding.letters(name)], name
 
 
 def test_an_unknown_parameter_is_an_error():

@@ -7,15 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 from etils import epath
 
-from jaxformer.data.ids import Ids
-from jaxformer.data.sources import source_symbols
-from jaxformer.data.vocab import Vocabulary
-from jaxformer.decode.greedy import greedy, outputs, start_symbols
+from jaxformer.decode.greedy import outputs
 from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
+from jaxformer.inspection import example
 from jaxformer.inspection.choice import ALL, Choice, attending
 from jaxformer.model.family import Family
 from jaxformer.model.keep import KINDS, Collect
@@ -85,30 +82,12 @@ def of_run(run: OpenRun, text: str, target: str | None = None, choice: Choice = 
       UserError: a blank text, a target symbol that the run does not know, or a side that is longer than its learned
         positions.
     """
-    family, buckets = run.cfg.model.family, run.cfg.data.buckets
     if not attending(run.cfg.model):
         raise UserError(f'{run.workdir}: mixers without a weight for every key; there are no maps to draw')
     keep = choice.keep(run.cfg.model)
-    source, labels = _ids(run, text), list[int]()
-    special, pad = run.vocab.ids, run.cfg.model.ids.pad
-    if family == 'seq2seq':
-        source = [*source, special.eos]
-        source_BS = _padded(source, [size for size, _ in buckets], pad)
-        if target is None:
-            length = run.cfg.eval.max_decode_length
-            tokens_BT = _decode(run.params, source_BS, run.model, length, len(run.vocab), special)
-            labels = _up_to_end(np.asarray(tokens_BT)[0].tolist(), special)
-        else:
-            labels = _target_ids(run, target)
-        arrays: tuple[np.ndarray, ...] = (source_BS, _padded(labels, [size for _, size in buckets], pad))
-    elif target is not None:
-        raise UserError(f'target {target!r}: a model of model.family={family} has none; leave it out')
-    else:
-        if family == 'classifier' or (family == 'mlm' and run.vocab.tokenizer == 'file'):  # as BERT read its texts
-            source = [id_ for id_ in (special.bos, *source, special.eos) if id_ >= 0]
-        # A language model reads the text and says what comes next; that it is the end is only to fill the place.
-        source, labels = ([], [*source, special.eos]) if family == 'lm' else (source, [])
-        arrays = (_padded(source or labels, [size for (size,) in buckets], pad),)
+    read = example.of_text(run, text, target)
+    source, labels, special = read.source, read.labels, run.vocab.ids
+    arrays = example.arrays(run, [source], [labels])
     S, T = len(source), len(labels)
     for kind in keep:
         if bad := [row for row in choice.rows or () if not 0 <= row < (S if kind == 'encoder' else T)]:
@@ -130,9 +109,9 @@ def of_run(run: OpenRun, text: str, target: str | None = None, choice: Choice = 
     return Maps(
         text=text,
         step=run.step,
-        source=_spelled(run.vocab, source),
-        inputs=_spelled(run.vocab, [run.cfg.model.ids.start, *labels[:-1]] if labels else []),
-        predicted=_spelled(run.vocab, predicted.tolist()),
+        source=example.spelled(run.vocab, source),
+        inputs=example.spelled(run.vocab, [run.cfg.model.ids.start, *labels[:-1]] if labels else []),
+        predicted=example.spelled(run.vocab, predicted.tolist()),
         choice=choice,
         **found,
     )
@@ -145,14 +124,6 @@ def forward(
     """(logits_BTV, what was collected) of a deterministic pass; what is collected does not change the logits."""
     logits_BTV, collected = model.apply({'params': params}, *inputs, collect=collect)
     return logits_BTV, dict(collected)
-
-
-@functools.partial(jax.jit, static_argnames=('model', 'length', 'num_symbols', 'special'))
-def _decode(params: Any, source_BS: jax.Array, model: Family, length: int, num_symbols: int, special: Ids) -> jax.Array:
-    """[B, length]: the symbols of greedy decoding."""
-    cache = model.apply({'params': params}, source_BS, length, method='start_cache')
-    extend = lambda tokens, cache: model.apply({'params': params}, tokens, cache, method='extend')  # noqa: E731
-    return greedy(extend, cache, start_symbols(source_BS.shape[0], model.cfg), length, num_symbols, special)[0]
 
 
 def draw(maps: Maps, directory: epath.PathLike, fmt: str = 'png') -> list[epath.Path]:
@@ -221,44 +192,6 @@ def _picked(names: tuple[str, ...], rows: tuple[int, ...] | None) -> tuple[str, 
     return names if rows is None else tuple(names[row] for row in rows)
 
 
-def _ids(run: OpenRun, text: str) -> list[int]:
-    symbols = source_symbols(run.cfg.data.name, run.vocab, text)
-    if not symbols:
-        raise UserError(f'text {text!r}: holds no symbol; give a text of the data set {run.cfg.data.name}')
-    ids = run.vocab.encode(symbols)
-    if unknown := [symbol for symbol, id_ in zip(symbols, ids, strict=True) if id_ == run.vocab.ids.unk]:
-        logging.warning('%r: read as unknown, not in the vocabulary: %s', text, ' '.join(dict.fromkeys(unknown)))
-    return ids
-
-
-def _target_ids(run: OpenRun, target: str) -> list[int]:
-    symbols = run.vocab.split(target)
-    ids = run.vocab.encode(symbols)
-    if (unk := run.vocab.ids.unk) in ids:
-        raise UserError(
-            f'target {target!r}: {symbols[ids.index(unk)]!r} is not in the vocabulary of the run (vocab.json); '
-            'separate the symbols by blanks'
-        )
-    return [*ids, run.vocab.ids.eos]
-
-
-def _padded(ids: list[int], sizes: list[int], pad: int) -> np.ndarray:
-    """[1, size]: padded to the first bucket it fits, so that few shapes are compiled; a longer one stays as it is."""
-    size = next((size for size in sizes if len(ids) <= size), len(ids))
-    row = np.full((1, size), pad, np.int32)
-    row[0, : len(ids)] = ids
-    return row
-
-
-def _up_to_end(ids: list[int], special: Ids) -> list[int]:
-    """The ids with their EOS, without what follows it; all of them where decoding was cut off before one."""
-    return ids[: ids.index(special.eos) + 1] if special.eos in ids else ids
-
-
 def _short(text: str) -> str:
     text = ' '.join(text.split())
     return text if len(text) <= 40 else f'{text[:39]}…'
-
-
-def _spelled(vocab: Vocabulary, ids: list[int]) -> tuple[str, ...]:
-    return tuple(vocab.symbols[id_] if id_ < len(vocab) else f'<{id_}>' for id_ in ids)

@@ -8,7 +8,7 @@ from absl import logging
 from jax.sharding import Mesh
 
 from jaxformer.config import ModelConfig
-from jaxformer.model import blockwise, flash, library, ring
+from jaxformer.model import blockwise, ring
 from jaxformer.model.view import View
 
 Array = jax.Array
@@ -36,6 +36,8 @@ def attention(
     divided = ring.divides(mesh, q_BTHK.shape[1], k_BSGK.shape[1])
     reason = f'mesh.seq={mesh.shape[ring.AXIS]}: the devices of a ring go block by block' if mesh and divided else None
     if kernel == 'library':
+        from jaxformer.model import library  # late: importing Pallas takes as long as all of the rest here
+
         reason = reason or library.refusal(cfg, view)
         if reason is None:
             implementation, reason = library.implementation(cfg, mesh, q_BTHK, k_BSGK, view)
@@ -43,6 +45,8 @@ def attention(
                 _give_way(kernel, implementation, reason)
             return library.attention(implementation, cfg, mesh, *arrays)
     elif kernel == 'pallas':
+        from jaxformer.model import flash  # late, too
+
         reason = reason or flash.refusal(cfg, mesh, k_BSGK, v_BSGE)
         if reason is None:
             return flash.attention(cfg, mesh, *arrays)
