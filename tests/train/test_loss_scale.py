@@ -118,7 +118,19 @@ def test_small_gradients_are_there_for_the_scale_alone(monkeypatch):
     assert norms[1] == pytest.approx(exact, rel=1e-2) and abs(norms[0] / exact - 1) > 0.1
 
 
-def test_a_run_in_float16_is_that_in_float32_but_for_rounding_and_overflows(tmp_path, quick, monkeypatch):
+def test_a_run_in_float16_is_that_in_float32_but_for_rounding(tmp_path, quick, monkeypatch):
+    """Where nothing overflows, update by update: rounding grows, slowly."""
+    monkeypatch.setattr(loss_scale, 'FIRST', 2.0**10)
+    changes = DRY | {'train.num_steps': 70, 'optim.learning_rate': 0.5}
+    loop.train(quick(changes | HALF), tmp_path / 'half')
+    loop.train(quick(changes), tmp_path / 'single')
+    half, single = (list(small.lines(tmp_path / name, 'train/loss').values()) for name in ('half', 'single'))
+    assert small.lines(tmp_path / 'half', 'train/skipped')[70] == 0 and half != single
+    np.testing.assert_allclose(half[:20], single[:20], rtol=2e-3)
+    np.testing.assert_allclose(half, single, rtol=0.02)
+
+
+def test_overflows_cost_their_steps_alone(tmp_path, quick, monkeypatch):
     """Under nan_policy=stop; the scale is saved: a run that was stopped goes on bit-equal."""
     monkeypatch.setattr(loss_scale, 'FIRST', 2.0**30)
     changes = DRY | {'train.num_steps': 70, 'optim.learning_rate': 0.5}
