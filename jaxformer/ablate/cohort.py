@@ -60,7 +60,8 @@ class Trainer:
         if key != self._key:
             self._key = self._kept = None  # before anything new takes memory
             try:
-                self._kept = self._program(configs[0]) if alone else Shared(configs[0], len(configs))
+                beside = len(configs) if self._workers == 1 else 0  # the other workers have the other cores
+                self._kept = self._program(configs[0]) if alone else Shared(configs[0], beside)
             except UserError as error:
                 return [error] * len(configs)
             self._key = key

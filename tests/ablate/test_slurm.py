@@ -40,7 +40,7 @@ write = writer.MetricWriter.write
 
 def paced(self, step, *args, **kwargs):
     if SLOW.exists():
-        time.sleep(0.1 if step < 100 else 1)
+        time.sleep({pause} if step < 100 else 1)
     write(self, step, *args, **kwargs)
 
 
@@ -73,11 +73,14 @@ def grid():
 class Grid:
     """A grid file, its directory, and its job."""
 
-    def __init__(self, directory, cells, steps, every=10_000):
+    def __init__(self, directory, cells, steps, every=10_000, pause=0.1):
         self.file, self.workdir, self.slow = (directory / name for name in ('paced.py', 'grid', 'slow'))
         self.steps = steps
         self.file.write_text(
-            GRID.replace('{cells}', cells).replace('{steps}', f'{steps}').replace('{every}', f'{every}')
+            GRID.replace('{cells}', cells)
+            .replace('{steps}', f'{steps}')
+            .replace('{every}', f'{every}')
+            .replace('{pause}', f'{pause}')
         )
         self.slow.touch()
 
@@ -104,6 +107,11 @@ class Grid:
         found = list(self.workdir.glob('cells/*/seed-0/metrics.jsonl'))
         rows = found[0].read_bytes().split(b'\n')[:-1] if found else []
         return [line for line in map(json.loads, rows) if 'train/loss' in line]
+
+    def running(self):
+        """The processes that train now."""
+        found = [json.loads(path.read_text()) for path in self.workdir.glob('cells/*/*/status.json')]
+        return {status['pid'] for status in found if status['status'] == 'running'}
 
     def last_step(self):
         return max((line['step'] for line in self.lines()), default=0)
@@ -191,10 +199,10 @@ def assert_went_on_in_place(grid, straight, restarts, runs=1):
 
 
 def test_an_array_does_a_grid_and_outlives_a_task(by_hand, by_clock, tmp_path, capsys):
-    grid = Grid(tmp_path, "{'model.d_k': (4, 6), 'optim.learning_rate': (3e-3, 1e-3)}", 40)
+    grid = Grid(tmp_path, "{'model.d_k': (4, 6), 'optim.learning_rate': (3e-3, 1e-3)}", 40, pause=2)
     options = ('partition=debug,account=nobody,parallel=7', '--seeds=2', '--workers=3')
     assert grid.command(f'{options[0]},wait=false', *options[1:]) == 0
-    until(lambda: len({json.loads(path.read_text())['pid'] for path in grid.workdir.glob('cells/*/*/status.json')}) > 2)
+    until(lambda: len(grid.running()) == 3)
     do('scancel', '--signal=KILL', f'{grid.jobs[0]}_1')
     grid.slow.unlink()
     assert grid.command(*options) == 0  # the same command waits for what it submitted
