@@ -20,7 +20,7 @@ import pytest  # noqa: E402
 jax.config.update('jax_num_cpu_devices', 1)
 
 
-@pytest.fixture(autouse=True, scope='module')
+@pytest.fixture(autouse=True)
 def few_memory_maps():
     """Forgets compiled programs while there is room for more.
 
@@ -28,6 +28,6 @@ def few_memory_maps():
     """
     yield
     maps = Path('/proc/self/maps')
-    if maps.exists() and maps.read_bytes().count(b'\n') > 20_000:
+    if maps.exists() and maps.read_bytes().count(b'\n') > 30_000:
         jax.clear_caches()
         gc.collect()
