@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -131,11 +132,13 @@ class Members:
             if stopped or any(run.due(step).anything for number, run in self.alive.items() if number in batches):
                 self._look_at(pending, row, progress)
                 pending = None
-                for number in self.alive.keys() & batches.keys():
-                    with self._of(number):
-                        self._after(self.alive[number], stopped, state_C, row[number])
+                self._after(sorted(self.alive.keys() & batches.keys()), stopped, state_C, row)
             if stopped:
                 raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there')
+
+    def _state(self, state_C: TrainState, row: int) -> TrainState:
+        """That of one member, where its own programs want it."""
+        return jax.device_put(self.shared.member(state_C, row), self.shared.place)
 
     def _look_at(self, dispatched: _Dispatched, row: dict[int, int], progress: Progress) -> None:
         """`Member.look_at` of each that took part and is alive."""
@@ -150,17 +153,33 @@ class Members:
             losses, speeds = zip(*found, strict=True)
             progress.update(dispatched.step, sum(losses) / len(losses), sum(speeds))
 
-    def _after(self, run: Member, stopped: bool, state_C: TrainState, row: int) -> None:
-        """What is due to one member after the step that was looked at last."""
-        due = run.due(run.step)
-        if not (stopped or due.anything):
+    def _after(self, numbers: Sequence[int], stopped: bool, state_C: TrainState, row: dict[int, int]) -> None:
+        """What is due to these members after the step that was looked at last: each saves, then each is evaluated."""
+        evaluated = []
+        for number in numbers:
+            with self._of(number):
+                run = self.alive[number]
+                due = run.due(run.step)
+                if stopped or due.save:
+                    run.save(self._state(state_C, row[number]))
+                if due.evaluate and not stopped:
+                    evaluated.append(number)
+        if not evaluated:
             return
-        state = jax.device_put(self.shared.member(state_C, row), self.shared.place)
-        if stopped or due.save:
-            run.save(state)
-        if due.evaluate and not stopped:
-            self.shared.wait_for_evaluation()
-            run.evaluate(state, due.decode)
+        self.shared.wait_for_evaluation()
+
+        def evaluate(number: int) -> None:
+            run = self.alive[number]
+            run.evaluate(self._state(state_C, row[number]), run.due(run.step).decode)
+
+        # On cores that are devices, one member on each at a time; the first by itself, for it compiles.
+        with ThreadPoolExecutor(len(jax.local_devices()) if jax.default_backend() == 'cpu' else 1) as pool:
+            with self._of(evaluated[0]):
+                evaluate(evaluated[0])
+            ends = [(number, pool.submit(evaluate, number)) for number in evaluated[1:]]
+            for number, end in ends:
+                with self._of(number):
+                    end.result()
 
     @contextlib.contextmanager
     def _of(self, number: int) -> Iterator[None]:
