@@ -284,10 +284,10 @@ def test_a_cohort_is_of_runs_with_one_program(change, same):
 
 
 CHILD = """
-import json, sys
+import json, sys, threading
 sys.path[:0] = sys.argv[2:]
 import jax, small, test_cohort
-from jaxformer.ablate import cohort, together
+from jaxformer.ablate import cohort, members, together
 from jaxformer.train import program
 assert jax.device_count() == 3
 program.Evaluator = program.Decoder = small.NoEvaluator
@@ -303,6 +303,18 @@ for mode in ('map', 'vmap'):
     assert all(isinstance(one, dict) for one in found), found
     assert spread == [[0, 1, 2]] * 6, spread
     spread.clear()
+
+at_once, evaluate = threading.Barrier(3), members.Member.evaluate
+def met(run, *arguments):
+    evaluate(run, *arguments)
+    if run.workdir.name != 'met-0':  # the first compiles for all of them
+        at_once.wait(60)
+    if run.workdir.name == 'met-2':
+        raise OSError('its own')
+members.Member.evaluate = met
+paths = [f'{sys.argv[1]}/met-{number}' for number in range(4)]
+found = cohort.Trainer().train(test_cohort.configs(*[{'train.num_steps': 1}] * 4), paths)
+assert [isinstance(one, OSError) for one in found] == [False, False, True, False], found
 """
 
 
