@@ -136,6 +136,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ('train.ema_decay', 0, 0.999999),
     ('train.keep_best', 0, math.inf),
     ('train.spike_factor', 0, math.inf),
+    ('train.inspect_every', 0, math.inf),
     ('train.masking.rate', 0.001, 1),
     ('train.masking.replaced', 0, 1),
     ('train.masking.random', 0, 1),

@@ -23,7 +23,7 @@ from typing import Any
 
 import ml_collections
 
-from jaxformer import files, pyfile, rules
+from jaxformer import files, history, pyfile, rules
 from jaxformer.choices import CHOICES
 from jaxformer.errors import UserError
 from jaxformer.rules import validate
@@ -202,6 +202,7 @@ class TrainConfig:
     nan_policy: str
     nan_limit: int
     spike_factor: float
+    inspect_every: int
     log_example_ids: bool
     start_from: str
     teacher: str
@@ -320,7 +321,7 @@ def _recorded(path: Path) -> ml_collections.ConfigDict:
     except FileNotFoundError:
         raise UserError(f'{path}: no such file; give a configuration file or the config.json of a run') from None
     try:
-        return ml_collections.ConfigDict(to_dict(from_dict(values)))
+        return ml_collections.ConfigDict(to_dict(from_record(values)))
     except UserError as error:
         raise UserError(f'{path}: {error}') from error
 
@@ -374,6 +375,37 @@ def from_dict(values: Mapping[str, Any]) -> 'Config':
     cfg = _build(Config, values, '')
     validate(cfg)
     return cfg
+
+
+def from_record(values: Any) -> 'Config':
+    """As `from_dict`, of what a run has written down; an older version has not yet had all of the fields.
+
+    Raises:
+      UserError: also for fields of a newer version.
+    """
+    filled, known = copy.deepcopy(values), fields()
+    old = (path.split('.')[:-1] for path in known if path not in history.BEFORE)
+    first = {'.'.join(groups[:depth]) for groups in old for depth in range(1, len(groups) + 1)}
+    for path, value in history.BEFORE.items():
+        *groups, name = path.split('.')
+        node = filled
+        for depth, group in enumerate(groups, 1):
+            if isinstance(node, dict) and '.'.join(groups[:depth]) not in first:
+                node.setdefault(group, {})  # the group itself came later
+            node = node.get(group) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.setdefault(name, value)
+    for path in _paths(filled):
+        if path not in known and not any(other.startswith(f'{path}.') for other in known):
+            raise UserError(f'config.{path}: no such field in this version; use the one that wrote it')
+    return from_dict(filled)
+
+
+def _paths(values: Any, prefix: str = '') -> list[str]:
+    """The dotted path of everything that is no group itself."""
+    if not isinstance(values, dict):
+        return [prefix.rstrip('.')] if prefix else []
+    return [path for name, value in values.items() for path in _paths(value, f'{prefix}{name}.')]
 
 
 def to_dict(cfg: 'Config') -> dict[str, Any]:

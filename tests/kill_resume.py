@@ -32,6 +32,7 @@ def command(workdir: Path, steps: int) -> list[str]:
         'train.batch_size': 8,
         'train.log_every': 1,
         'train.log_example_ids': True,
+        'train.inspect_every': 7,
         'train.checkpoint_every': SAVE_EVERY,
         'train.keep_checkpoints': 2,
         'eval.every': 40,

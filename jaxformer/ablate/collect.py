@@ -101,7 +101,7 @@ def _config(book: ledger.Ledger, entry: ledger.Entry) -> Config | None:
             for group in groups:
                 node = node[group]
             node[name] = value
-        return config_lib.from_dict(values)
+        return config_lib.from_record(values)
     except (KeyError, TypeError, UserError):
         return None
 

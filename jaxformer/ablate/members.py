@@ -16,6 +16,7 @@ from jaxformer.config import Config
 from jaxformer.data.splits import Batch
 from jaxformer.errors import RunError
 from jaxformer.train import directory, record
+from jaxformer.train.layerwise import Found
 from jaxformer.train.member import Member, Pending
 from jaxformer.train.signals import Preempted, Stop, stop_signals
 from jaxformer.train.state import TrainState
@@ -27,11 +28,15 @@ Outcome = dict[str, float] | Exception
 
 @dataclasses.dataclass
 class _Dispatched:
-    """A step of all members whose metrics are on their way; the examples of those that take part, by number."""
+    """A step of all members whose metrics are on their way; the examples of those that take part, by number.
+
+    layers: what `Member.inspected` gave of those for whom it was due.
+    """
 
     step: int
     metrics_C: dict[str, jax.Array]
     example_ids: dict[int, np.ndarray]
+    layers: dict[int, Found]
 
 
 class Members:
@@ -124,10 +129,11 @@ class Members:
             self.shared.wait_for_step(filler)
             batch_C = stacked([batches.get(number, filler) for number in row], rows)
             active_C = np.array([number in batches for number in row] + [False] * (rows - len(row)))
+            layers = self._inspected(step, batches, state_C, row)
             state_C, metrics_C = together(state_C, batch_C, values_C, active_C)
             if pending:
                 self._look_at(pending, row, progress)
-            pending = _Dispatched(step, metrics_C, _example_ids(batches))
+            pending = _Dispatched(step, metrics_C, _example_ids(batches), layers)
             stopped = stop.asked
             if stopped or any(run.due(step).anything for number, run in self.alive.items() if number in batches):
                 self._look_at(pending, row, progress)
@@ -135,6 +141,18 @@ class Members:
                 self._after(sorted(self.alive.keys() & batches.keys()), stopped, state_C, row)
             if stopped:
                 raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there')
+
+    def _inspected(
+        self, step: int, batches: dict[int, Batch], state_C: TrainState, row: dict[int, int]
+    ) -> dict[int, Found]:
+        """`Member.inspected` of each that takes part, one after the other, where it is due."""
+        found: dict[int, Found] = {}
+        for number in self.alive.keys() & batches.keys():
+            with self._of(number):
+                if (run := self.alive[number]).inspects(step):
+                    placed = self.shared.program.placed(batches[number])
+                    found[number] = run.inspected(self._state(state_C, row[number]), placed)
+        return found
 
     def _state(self, state_C: TrainState, row: int) -> TrainState:
         """That of one member, where its own programs want it."""
@@ -148,7 +166,8 @@ class Members:
             if run := self.alive.get(number):
                 with self._of(number):
                     own = {name: column[row[number]] for name, column in metrics_C.items()}
-                    found.append((run.look_at(Pending(dispatched.step, own, ids)), run.speed))
+                    pending = Pending(dispatched.step, own, ids, dispatched.layers.get(number))
+                    found.append((run.look_at(pending), run.speed))
         if found:
             losses, speeds = zip(*found, strict=True)
             progress.update(dispatched.step, sum(losses) / len(losses), sum(speeds))

@@ -11,7 +11,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model.attention import Maps
 from jaxformer.model.context import Context, Rates
-from jaxformer.model.keep import Keep, named
+from jaxformer.model.keep import ENCODER, Keep, of_stack
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Cache, Stack, shared_positions
 
@@ -82,10 +82,8 @@ class Family(nn.Module):
         sight = Sight(valid_BS, segment_BS)
         context = Context(valid_BS, sight, position_BS, position_BS, segment_BT=segment_BS, key_2=key_2, rates=rates)
         table_VD = self.source_embedding if self.cfg.embedding.tables == 'separate' else self.embedding
-        y_BSD, _, maps = self.encoder(
-            self._embed(tokens_BS, table_VD, type_BS), context, keep=named(keep, self='encoder')
-        )
-        return y_BSD, valid_BS, {'encoder': maps['self']} if maps else {}
+        y_BSD, _, maps = self.encoder(self._embed(tokens_BS, table_VD, type_BS), context, keep=of_stack(keep, ENCODER))
+        return y_BSD, valid_BS, {ENCODER[name]: found for name, found in maps.items()}
 
     def _logits(self, y_BTD: Array) -> Array:
         table_VD = self.softmax if self.cfg.embedding.softmax == 'untied' else self.embedding

@@ -1,4 +1,4 @@
-"""Which attention weights a pass keeps, so that those of all layers and heads never lie side by side unasked."""
+"""What of its layers a pass keeps, so that the weights of all layers and heads never lie side by side unasked."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -11,13 +11,20 @@ from jaxformer.errors import UserError
 Array = jax.Array
 
 KINDS = ('encoder', 'decoder', 'cross')
+OUTPUT = 'output'
+"""What a stack calls that which leaves a layer, [B, T, D]."""
+
+ENCODER = {'self': 'encoder', OUTPUT: 'encoder_output'}
+DECODER = {'self': 'decoder', 'cross': 'cross', OUTPUT: 'decoder_output'}
+"""What a stack has to keep, by its own names → what a family calls it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
     """Numbers of layers, heads and rows (queries), from 0; None: all of them.
 
-    reduce: what is kept in the place of the weights [B, H, T, S] of a layer, those of the chosen heads and rows.
+    reduce: what is kept in the place of the weights [B, H, T, S] of a layer, those of the chosen heads and rows; or in
+      the place of its output [B, T, D], which has neither heads nor rows to choose.
     """
 
     layers: tuple[int, ...] | None = None
@@ -51,7 +58,9 @@ class Keep:
 
 
 Collect = tuple[str | tuple[str, Keep], ...]
-"""What a family is asked to give beside its logits: 'attention' (all weights), or pairs of a kind and what to keep."""
+"""What a family is asked to give beside its logits: 'attention' (all weights), or pairs of a kind and what to keep.
+
+The kinds are KINDS, 'encoder_output' and 'decoder_output'."""
 
 
 def kept(collect: Collect) -> dict[str, Keep]:
@@ -62,13 +71,14 @@ def kept(collect: Collect) -> dict[str, Keep]:
     """
     if collect == ('attention',):
         return dict.fromkeys(KINDS, Keep())
-    if isinstance(collect, str) or any(isinstance(part, str) or part[0] not in KINDS for part in collect):
+    kinds = (*ENCODER.values(), *DECODER.values())
+    if isinstance(collect, str) or any(isinstance(part, str) or part[0] not in kinds for part in collect):
         raise UserError(
-            f"collect={collect!r}: a tuple is expected, (), ('attention',) or pairs of {', '.join(KINDS)} and a Keep"
+            f"collect={collect!r}: a tuple is expected, (), ('attention',) or pairs of {', '.join(kinds)} and a Keep"
         )
     return dict(part for part in collect if not isinstance(part, str))
 
 
-def named(keep: Mapping[str, Keep], **names: str) -> dict[str, Keep]:
-    """What a stack keeps, by its own names: named(keep, self='encoder')."""
+def of_stack(keep: Mapping[str, Keep], names: Mapping[str, str]) -> dict[str, Keep]:
+    """What a stack keeps, by its own names; `names`: ENCODER or DECODER."""
     return {own: keep[kind] for own, kind in names.items() if kind in keep}

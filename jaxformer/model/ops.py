@@ -70,6 +70,12 @@ def masked_softmax(scores: Array, mask: Array, dtype: DTypeLike) -> Array:
     return weights / jnp.where(total == 0, 1, total)  # a total that is not a number stays one
 
 
+def entropy(weights: Array) -> Array:
+    """−Σ w·log w over the last axis, in nats and float32; a weight of 0 adds nothing."""
+    w = weights.astype(jnp.float32)
+    return -jnp.sum(jnp.where(w > 0, w * jnp.log(jnp.where(w > 0, w, 1)), 0), axis=-1)
+
+
 def dot_scores(q_BTHK: Array, k_BSGK: Array, scale: float) -> Array:
     """[B, H, T, S]: scale · q·k, accumulated in float32. G key heads serve H // G query heads each."""
     B, T, H, K = q_BTHK.shape

@@ -13,7 +13,7 @@ from jaxformer.model.attention import CrossAttention, Maps
 from jaxformer.model.cache import Cache
 from jaxformer.model.context import Context
 from jaxformer.model.heads import narrowed
-from jaxformer.model.keep import Keep
+from jaxformer.model.keep import OUTPUT, Keep
 from jaxformer.model.layers import Block, Norm
 from jaxformer.model.mixers import MIXERS
 from jaxformer.model.positions import POSITIONS
@@ -53,19 +53,23 @@ class Stack(nn.Module):
         """Runs the stack on embeddings.
 
         Args:
-          keep: what of the weights 'self' and 'cross' is to be kept; a mixer without a weight for every key has none.
+          keep: what of the weights 'self' and 'cross' and of the 'output' of each layer is to be kept; a mixer without
+            a weight for every key has no 'self'.
 
         Returns:
-          (y_BTD, the cache with a leading N axis or None, maps [N, B, H, T, S] by name, as far as they are kept).
+          (y_BTD, the cache with a leading N axis or None, maps [N, B, H, T, S] and outputs [N, B, T, D] by name, as far
+          as they are kept).
         """
         cfg = self.cfg
-        keep = {name: part for name, part in (keep or {}).items() if name == 'cross' or self.mixer in WEIGHING}
+        there = {OUTPUT: True, 'cross': self.cross, 'self': self.mixer in WEIGHING}
+        keep = {name: part for name, part in (keep or {}).items() if there[name]}
+        weights = bool(keep.keys() - {OUTPUT})
         x_BTD = self.position.embed(x_BTD, context.position_BT)
         if cfg.embedding.norm == 'on':
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = context.dropout(cfg, 'embedding', EMBEDDING_SITE)(x_BTD)
         # Who collects maps, or reads a cache, wants the weights of all keys at once.
-        kernel = 'plain' if keep or cache is not None else cfg.attention.kernel
+        kernel = 'plain' if weights or cache is not None else cfg.attention.kernel
         context = context.replace(kernel=kernel, mesh=self.mesh)
         tables = self.position.tables()
         shared = tables is None or len(tables) == 1
@@ -75,8 +79,9 @@ class Stack(nn.Module):
         def body(block: Block, carry: tuple[Array, Cache | None, Maps], row: tuple[Array, Array | None]) -> Any:
             (x, cache, kept), (layer, table) = carry, row
             biased = context if shared else self._biased(context, table)
-            x, cache, maps = block(x, layer, cache, biased, bool(keep))
-            kept = {name: part.write(kept[name], maps[name], layer, self.length) for name, part in keep.items()}
+            x, cache, maps = block(x, layer, cache, biased, weights)
+            found = {**maps, OUTPUT: x}
+            kept = {name: part.write(kept[name], found[name], layer, self.length) for name, part in keep.items()}
             return (x, cache, kept), None  # a cache that is carried is written in place
 
         if cfg.remat != 'none':
@@ -89,12 +94,14 @@ class Stack(nn.Module):
             unroll=cfg.scan_unroll or self.length,
         )
         rows = jnp.arange(self.length), None if shared else tables
-        kept = {name: part.nothing(self._weights(name, x_BTD, context), self.length) for name, part in keep.items()}
+        kept = {name: part.nothing(self._like(name, x_BTD, context), self.length) for name, part in keep.items()}
         (x_BTD, cache, maps), _ = scanned(self.layers, (x_BTD, cache, kept), rows)
         return (self.final_norm(x_BTD) if cfg.residual in ('pre', 'sandwich') else x_BTD), cache, maps
 
-    def _weights(self, name: str, x_BTD: Array, context: Context) -> jax.ShapeDtypeStruct:
-        """What the weights of a layer are like: [B, H, T, S]."""
+    def _like(self, name: str, x_BTD: Array, context: Context) -> jax.ShapeDtypeStruct:
+        """What the weights of a layer are like, [B, H, T, S], or its output, [B, T, D]."""
+        if name == OUTPUT:
+            return jax.ShapeDtypeStruct(x_BTD.shape, x_BTD.dtype)
         keys = context.key_BS if name == 'self' else context.memory_BS
         assert keys is not None
         dtype = jnp.float32 if self.cfg.precision.softmax == 'float32' else x_BTD.dtype

@@ -13,7 +13,7 @@ from jaxformer.model.attention import Maps
 from jaxformer.model.context import Context, Rates
 from jaxformer.model.encoders import Classifier, MaskedLanguageModel
 from jaxformer.model.family import Family, document_positions
-from jaxformer.model.keep import Collect, kept, named
+from jaxformer.model.keep import DECODER, Collect, kept, of_stack
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Cache, shared_positions
 
@@ -52,7 +52,7 @@ class Seq2Seq(Family):
         context = context.replace(memory_BSD=memory_BSD, memory_BS=valid_BS)
         context = context.replace(key_2=decoder_key, rates=rates)
         x_BTD = self._embed(input_BT, self.embedding)
-        y_BTD, _, maps = self.decoder(x_BTD, context, keep=named(keep, self='decoder', cross='cross'))
+        y_BTD, _, maps = self.decoder(x_BTD, context, keep=of_stack(keep, DECODER))
         return self._logits(y_BTD), encoder_maps | _of_decoder(maps)
 
     def start_cache(self, source_BS: Array, length: int) -> Cache:
@@ -119,7 +119,7 @@ class LanguageModel(Family):
             context = context.replace(position_BT=position_BT, key_BS=position_BT)
         context = context.replace(key_2=key_2, rates=rates)
         x_BTD = self._embed(input_BT, self.embedding)
-        y_BTD, _, maps = self.decoder(x_BTD, context, keep=named(kept(collect), self='decoder'))
+        y_BTD, _, maps = self.decoder(x_BTD, context, keep=of_stack(kept(collect), DECODER))
         return self._logits(y_BTD), _of_decoder(maps)
 
     def start_cache(self, batch_size: int, length: int) -> Cache:
@@ -164,7 +164,7 @@ def decoder_inputs(labels_BT: Array, cfg: ModelConfig, segment_BT: Array | None 
 
 
 def _of_decoder(maps: Maps) -> Maps:
-    return {'decoder' if name == 'self' else name: found for name, found in maps.items()}
+    return {DECODER[name]: found for name, found in maps.items()}
 
 
 def build(cfg: ModelConfig, vocab_size: int, num_classes: int = 0, mesh: Mesh | None = None) -> Family:

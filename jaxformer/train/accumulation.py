@@ -43,6 +43,14 @@ def value_and_grad(loss: Loss, parts: int, params: Any, batch: Batch) -> tuple[A
     return total / labels, count, jax.tree.map(lambda sum_, leaf: (sum_ / labels).astype(leaf.dtype), sums, params)
 
 
+def summed(sums: Callable[[Batch], Any], parts: int, batch: Batch) -> Any:
+    """What `sums` gives of each part, added up; of the parts that `value_and_grad` makes."""
+    if parts == 1:
+        return sums(batch)
+    split = {name: _split(rows, parts) for name, rows in batch.items()}
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.lax.map(sums, split))
+
+
 def _split(rows: Array, parts: int) -> Array:
     """[parts, B / parts, …]."""
     return jnp.swapaxes(rows.reshape(-1, parts, *rows.shape[1:]), 0, 1)

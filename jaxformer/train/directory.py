@@ -18,8 +18,8 @@ from jaxformer.train.writer import read_status
 
 FREE_ON_RESUME = (
     'data.dir',
-    *(f'train.{name}' for name in ('log_every', 'log_example_ids', 'nan_policy', 'nan_limit', 'spike_factor')),
-    *(f'train.{name}' for name in ('checkpoint_every', 'keep_checkpoints', 'keep_best')),
+    *(f'train.{name}' for name in ('log_every', 'log_example_ids', 'inspect_every', 'spike_factor')),
+    *(f'train.{name}' for name in ('nan_policy', 'nan_limit', 'checkpoint_every', 'keep_checkpoints', 'keep_best')),
     *('model.attention.kernel', 'model.attention.block', 'model.remat', 'model.scan_unroll', 'train.accumulation'),
     *('eval.', 'mesh.', 'cohort.', 'runtime.'),
 )
@@ -117,7 +117,7 @@ def refuse_another_config(cfg: Config, workdir: epath.Path) -> Config | None:
     if not isinstance(values, dict):
         raise UserError(f'{path}: not a configuration; put back a copy of it')
     try:
-        started = config.from_dict(values)
+        started = config.from_record(values)
     except UserError as error:
         raise UserError(f'{path}: {error}') from error
     for field, (before, now) in config.diff(started, cfg).items():

@@ -102,10 +102,11 @@ def _updates(run: Member, state: TrainState, stop: Stop, progress: Progress) -> 
     for step in range(run.step + 1, num_steps + 1):
         batch = next(run.batches)
         placed = program.placed(batch)
+        layers = run.inspected(state, placed) if run.inspects(step) else None  # before the state is given away
         state, metrics = program.update(state, placed, run.values)
         if pending:
             progress.update(pending.step, run.look_at(pending), run.speed)
-        pending = Pending(step, metrics, run.example_ids(batch, placed))
+        pending = Pending(step, metrics, run.example_ids(batch, placed), layers)
         stopped, due = asked.now(), run.due(step)
         if stopped or due.anything:
             # Nothing is saved or judged before its numbers were looked at.

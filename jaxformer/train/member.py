@@ -20,8 +20,9 @@ from jaxformer.data import pipeline
 from jaxformer.data.splits import Batch, PairSplit
 from jaxformer.decode.error_rates import rate_names
 from jaxformer.errors import RunError, UserError
-from jaxformer.train import directory, start
+from jaxformer.train import directory, layerwise, start
 from jaxformer.train import state as states
+from jaxformer.train.layerwise import Found
 from jaxformer.train.program import Program
 from jaxformer.train.record import Record
 from jaxformer.train.writer import METRICS, read_metrics
@@ -40,11 +41,12 @@ class NotFinite(RunError):  # noqa: N818 - what it says is what was found
 
 @dataclasses.dataclass
 class Pending:
-    """A dispatched step whose metrics are still on their way from the device."""
+    """A dispatched step whose metrics are still on their way from the device. layers: as of `Member.inspected`."""
 
     step: int
     metrics: dict[str, jax.Array]
     example_ids: np.ndarray
+    layers: Found | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +174,18 @@ class Member:
             return sharding.everywhere(placed['example_id'], self.program.mesh)
         return batch['example_id']
 
+    def inspects(self, step: int) -> bool:
+        """Whether `inspected` is due to a step."""
+        return _every(self.cfg.train.inspect_every, step)
+
+    def inspected(self, state: states.TrainState, batch: dict[str, jax.Array]) -> Found:
+        """What goes on in the layers in a step, by the state before it and its placed batch."""
+        assert self.program.layers
+        began = time.perf_counter()
+        found = self.program.layers(state, batch, self.values)
+        self._since += time.perf_counter() - began  # where it had to be compiled
+        return found
+
     def due(self, step: int) -> Due:
         """After a step; the last step has everything. Only sequences have references to decode for."""
         last = step == self.cfg.train.num_steps
@@ -250,6 +264,8 @@ class Member:
             back = {'restored': self._returns} if self._returned else {}
             self.record.write(step, line | spike, **ids, **back)
             self._tokens, self._since, self._returned = 0.0, time.perf_counter(), False
+        if pending.layers:
+            self.record.write(step, layerwise.named(pending.layers))
         if not values['finite']:
             found = f'step {step}: loss {values["loss"]:g}, gradient norm {values["grad_norm"]:g}'
             if train.nan_policy == 'stop':

@@ -13,6 +13,7 @@ from jaxformer.decode.predict import Decoder
 from jaxformer.model import transformer
 from jaxformer.train import state as states
 from jaxformer.train.evaluate import Evaluator
+from jaxformer.train.layerwise import Layers
 from jaxformer.train.step import compiled_step
 from jaxformer.train.teacher import Teacher
 
@@ -39,6 +40,7 @@ class Program:
         self.teacher = Teacher(cfg, corpus.vocab, self.model.vocab_size, self.mesh) if cfg.train.teacher else None
         self.initialise = states.initialiser(self.model, self.optimizer, target)
         self.update = compiled_step(cfg, self.model, target)
+        self.layers = Layers(cfg, self.model, self.mesh) if cfg.train.inspect_every else None
         self.evaluator = Evaluator(cfg, self.model, self.mesh)
         self.decoder = Decoder(cfg, self.model, corpus.vocab, self.mesh)
         held_out = self.evaluator.batches(self.split)  # refuses one that has none now, not after the training
@@ -70,4 +72,5 @@ class Program:
     def compilations(self) -> dict[str, int]:
         """How often each of its functions was compiled: once per bucket, if all is well."""
         jits = {'train': self.update, 'eval': self.evaluator.sums, 'decode': self.decoder.search}
+        jits |= {'layers': self.layers.numbers} if self.layers else {}
         return {name: jit.compilations for name, jit in jits.items()}

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -52,6 +52,43 @@ def loss_fn(
     return total / jnp.maximum(tokens, 1.0), tokens
 
 
+class Gradient(NamedTuple):
+    """loss: nats per label, smoothed. tokens: labels that count. grads: of the loss, as a tree of parameters. scale: by
+    which the loss was multiplied (in float16) while its gradient was taken."""
+
+    loss: jax.Array
+    tokens: jax.Array
+    grads: Any
+    scale: jax.Array | float
+
+
+def key_of(state: TrainState, values: Hyperparameters) -> jax.Array:
+    """The key of a step, uint32[2]: a function of seed and step alone."""
+    return ops.fold(jnp.zeros(2, jnp.uint32), values.seed, state.step)
+
+
+def gradient(
+    state: TrainState,
+    batch: Batch,
+    values: Hyperparameters,
+    *,
+    model: nn.Module,
+    objective: Objective,
+    parts: int = 1,
+    distillation: tuple[float, float] | None = None,
+) -> Gradient:
+    """That of the update which `train_step` makes; arguments as there."""
+    key_2 = key_of(state, values)
+    scale = state.loss_scale.scale if isinstance(state, ScaledState) else 1.0
+
+    def scaled_loss(params: Any, rows: Batch, part: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        loss, tokens = loss_fn(params, rows, key_2, model, objective, values, part, distillation)
+        return loss * scale, tokens
+
+    scaled, tokens, grads = accumulation.value_and_grad(scaled_loss, parts, state.params, batch)
+    return Gradient(scaled / scale, tokens, jax.tree.map(lambda leaf: (leaf / scale).astype(leaf.dtype), grads), scale)
+
+
 def train_step(
     state: TrainState,
     batch: Batch,
@@ -82,16 +119,10 @@ def train_step(
       skipped as the loss scale was too great, which mends itself), skipped, skipped_in_row, and loss_scale in float16;
       all scalars on the device.
     """
-    key_2 = ops.fold(jnp.zeros(2, jnp.uint32), values.seed, state.step)
     scaling = state.loss_scale if isinstance(state, ScaledState) else None
-    scale = scaling.scale if scaling else 1.0
-
-    def scaled_loss(params: Any, rows: Batch, part: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        loss, tokens = loss_fn(params, rows, key_2, model, objective, values, part, distillation)
-        return loss * scale, tokens
-
-    scaled, tokens, grads = accumulation.value_and_grad(scaled_loss, parts, state.params, batch)
-    loss, grads = scaled / scale, jax.tree.map(lambda leaf: (leaf / scale).astype(leaf.dtype), grads)
+    loss, tokens, grads, scale = gradient(
+        state, batch, values, model=model, objective=objective, parts=parts, distillation=distillation
+    )
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     mends_itself = jnp.isfinite(loss) & ~finite & scaling.can_fall() if scaling else jnp.bool_(False)
@@ -126,13 +157,20 @@ def of(cfg: Config, model: Family) -> Callable[..., tuple[TrainState, dict[str, 
     """`train_step` of a config as (state, batch, values) → (state, metrics)."""
     return functools.partial(
         train_step,
-        model=model,
-        objective=objectives.of(cfg, model.vocab_size),
         optimizer=lambda values: optim.build(cfg, values),
         schedule=lambda values: optim.schedule(cfg, values),
-        parts=cfg.train.accumulation,
-        distillation=(cfg.train.teacher_weight, cfg.train.teacher_temperature) if cfg.train.teacher else None,
+        **arguments(cfg, model),
     )
+
+
+def arguments(cfg: Config, model: Family) -> dict[str, Any]:
+    """Those of `gradient` that a config decides."""
+    return {
+        'model': model,
+        'objective': objectives.of(cfg, model.vocab_size),
+        'parts': cfg.train.accumulation,
+        'distillation': (cfg.train.teacher_weight, cfg.train.teacher_temperature) if cfg.train.teacher else None,
+    }
 
 
 def compiled_step(cfg: Config, model: Family, target: TrainState) -> CountedJit:

@@ -27,6 +27,7 @@ BASE = {
     'train.checkpoint_every': 20,
     'train.log_every': 1,
     'train.log_example_ids': True,
+    'train.inspect_every': 20,
     'eval.every': 20,
     'optim.schedule': 'constant',
     'optim.warmup_steps': 4,
@@ -62,7 +63,7 @@ def alone(tmp_path_factory):
     compiled = program.Program(configs()[0])
     for cfg, path in zip(configs(), paths, strict=True):
         loop.train(cfg, path, compiled)
-    assert compiled.compilations() == {'train': 1, 'eval': 1, 'decode': 1}
+    assert compiled.compilations() == {'train': 1, 'eval': 1, 'decode': 1, 'layers': 1}
     return paths
 
 
@@ -84,7 +85,13 @@ def cohort_of_four(tmp_path_factory, mode, trainer):
     return paths, trainer.train(configs(cohort__mode=mode), paths)
 
 
-def assert_close(path, other, metrics=('train/loss', 'train/grad_norm', 'train/learning_rate', 'dev/loss')):
+METRICS = (
+    *('train/loss', 'train/grad_norm', 'train/learning_rate', 'dev/loss'),
+    *('layers/gradient_norm/decoder.1', 'layers/output_rms/encoder.1', 'layers/attention_entropy_least/cross.1'),
+)
+
+
+def assert_close(path, other, metrics=METRICS):
     for metric in metrics:
         found, expected = small.lines(path, metric), small.lines(other, metric)
         assert found.keys() == expected.keys() and found
@@ -115,7 +122,7 @@ def test_a_member_leaves_the_directory_of_a_run_alone(cohort_of_four, alone):
         assert names(path) == names(other)
         assert small.checkpoints(path) == small.checkpoints(other)
         assert small.status(path)['status'] == 'done'
-        assert small.lines(path, 'compilations')[50] == {'train': 1, 'eval': 1, 'decode': 1}
+        assert small.lines(path, 'compilations')[50] == {'train': 1, 'eval': 1, 'decode': 1, 'layers': 1}
         ours, theirs = read(path, 'dev'), read(other, 'dev')
         assert ours.keys() == theirs.keys() and ours['nll'] == pytest.approx(theirs['nll'], rel=1e-4)
         a, b = small.state(path), small.state(other)
