@@ -3,7 +3,7 @@
     checkpoints/<step>/state/…        parameters, optimiser state, step …, one entry per array
                        data/…         where the data iterator stands
                        config/…       the resolved configuration
-                       manifest.json  size and SHA-256 of every file above
+                       manifest.json  the number of this format; size and SHA-256 of every file above
 
 A save is written as `<step>.partial` and takes its name only once orbax has committed it and the manifest stands in
 it, so a kill at any moment leaves the steps that were there before and at most a directory that nobody counts, which
@@ -26,6 +26,8 @@ from jaxformer import files, processes
 from jaxformer.errors import RunError, UserError
 
 MANIFEST = 'manifest.json'
+FORMAT = 1
+"""Of what is written here; a manifest without a number is of it, too. A greater one is that of a newer version."""
 _PARTIAL = '.partial'
 _LEFTOVERS = ('*.orbax-checkpoint-tmp*', '*' + _PARTIAL)
 
@@ -64,7 +66,7 @@ def save(
         return path.exists() and check(path) is None
 
     def finish() -> None:
-        files.write_json(partial / MANIFEST, {'files': _listing(partial)})
+        files.write_json(partial / MANIFEST, {'format': FORMAT, 'files': _listing(partial)})
         if path.exists():
             logging.warning('%s: damaged (%s); replaced', path, check(path))
             path.rmtree()
@@ -106,9 +108,12 @@ def steps(directory: epath.PathLike) -> list[int]:
 def check(path: epath.PathLike) -> str | None:
     """None where the checkpoint `path` (= directory/<step>) is whole, else one line: the file and what is wrong.
 
-    Reads and hashes every file that the manifest lists; files that it does not list do no harm.
+    Reads and hashes every file that the manifest lists; files that it does not list do no harm. One of a newer version
+    counts as whole to nobody here.
     """
     path = epath.Path(path)
+    if reason := newer(path):
+        return reason
     try:
         listing = files.read_json(path / MANIFEST)['files']
         expected = {name: (int(entry['size']), str(entry['sha256'])) for name, entry in listing.items()}
@@ -132,15 +137,29 @@ def check(path: epath.PathLike) -> str | None:
     return None
 
 
+def newer(path: epath.PathLike) -> str | None:
+    """One line where the checkpoint `path` is of a format that a newer version writes, else None."""
+    try:
+        found = files.read_json(epath.Path(path) / MANIFEST)['format']
+    except (OSError, KeyError, TypeError, UserError):
+        return None
+    if not isinstance(found, int) or found <= FORMAT:
+        return None
+    return f'{MANIFEST}: format {found} of a newer version, and this one knows {FORMAT}; use the version that wrote it'
+
+
 def newest_whole(directory: epath.PathLike) -> int | None:
     """The newest whole step, None where there is no step at all. Each damaged one passed over is warned of by name.
 
     Raises:
       RunError: there are steps and none of them is whole; a run must not quietly start afresh.
+      UserError: one is of a newer version, which a run that goes on here would take for damaged, and replace.
     """
     directory = epath.Path(directory)
     damage = []
     for step in reversed(steps(directory)):
+        if reason := newer(directory / str(step)):
+            raise UserError(f'{directory / str(step)}: {reason}')
         reason = check(directory / str(step))
         if reason is None:
             return step
@@ -215,6 +234,8 @@ def _existing(directory: epath.PathLike, step: int) -> epath.Path:
 
 def _whole(directory: epath.PathLike, step: int) -> epath.Path:
     path = _existing(directory, step)
+    if reason := newer(path):
+        raise UserError(f'{path}: {reason}')
     reason = check(path)
     if reason is not None:
         raise RunError(f'{path}: damaged checkpoint: {reason}; choose another step or put back a copy of it')

@@ -109,7 +109,7 @@ def read_config(workdir: epath.PathLike) -> Config:
     """The configuration of a run. Raises UserError where `workdir` is not the directory of a run."""
     path = run_directory(workdir) / CONFIG
     try:
-        return config.from_dict(files.read_json(path))
+        return config.from_record(files.read_json(path))
     except UserError as error:
         raise UserError(f'{path}: {error}; put back a copy of the file') from error
 
@@ -140,6 +140,8 @@ def find_step(workdir: epath.PathLike, step: int | None = None) -> int:
     if step not in (steps := checkpoint.steps(directory)):
         there = ', '.join(map(str, steps)) or 'none'
         raise UserError(f'{workdir}: no checkpoint of step {step}; the steps there are: {there}')
+    if reason := checkpoint.newer(directory / str(step)):
+        raise UserError(f'{directory / str(step)}: {reason}')
     if reason := checkpoint.check(directory / str(step)):
         raise RunError(f'{directory / str(step)}: damaged checkpoint: {reason}; choose another step of {steps}')
     return step

@@ -25,7 +25,7 @@ class Entry:
     """An entry of the directory.
 
     step: None where the name is none.
-    state: WHOLE, DAMAGED, HALF, FOREIGN or OTHER (whole, but of a config that this version does not know).
+    state: WHOLE, DAMAGED, HALF, FOREIGN or OTHER (of a format, or a config, that this version does not know).
     reason: of a state that is not WHOLE.
     bytes: of all its files.
     metrics: what the run wrote at that step.
@@ -72,6 +72,8 @@ def _state(directory: epath.Path, step: int) -> tuple[str, str]:
     """(state, reason) of a step."""
     path = directory / str(step)
     if reason := checkpoint.check(path):
+        if checkpoint.newer(path):
+            return OTHER, reason
         if (path / checkpoint.MANIFEST).exists():
             return DAMAGED, reason
         try:
@@ -80,7 +82,7 @@ def _state(directory: epath.Path, step: int) -> tuple[str, str]:
             arrays = 'no arrays of orbax'
         return FOREIGN, f'{checkpoint.MANIFEST}: missing; {arrays}'
     try:
-        config.from_dict(checkpoint.config(directory, step))
+        config.from_record(checkpoint.config(directory, step))
     except (UserError, RunError) as error:
         return OTHER, ' '.join(str(error).split())
     return WHOLE, ''

@@ -48,6 +48,8 @@ def suspicion(path: epath.Path) -> str | None:
     `checkpoint.check` reads every byte; this does not read the arrays.
     """
     manifest = path / checkpoint.MANIFEST
+    if reason := checkpoint.newer(path):
+        return reason
     try:
         listing = files.read_json(manifest)['files']
         expected = {name: (int(entry['size']), str(entry['sha256'])) for name, entry in listing.items()}

@@ -1,16 +1,19 @@
 """A run opens from its directory alone, and what is not a run is named in one line."""
 
+import dataclasses
+import functools
 import pathlib
 
 import jax
 import numpy as np
 import pytest
 
-from jaxformer import checkpoint, config, files
+from jaxformer import checkpoint, config, files, history
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.open import find_step, open_run, read_config
 from jaxformer.errors import RunError, UserError
 from jaxformer.model import transformer
+from jaxformer.train import directory
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 
@@ -80,3 +83,47 @@ def test_files_that_do_not_belong_to_the_checkpoint_are_named(run):
     files.write_json(run / files.VOCAB, {'symbols': [*vocab['symbols'][:-1], 3]})
     with pytest.raises(UserError, match='not text'):
         open_run(run)
+
+
+def test_a_run_of_an_older_version_opens_and_means_what_it_meant(run):
+    """Its config.json lacks the fields that came later, its manifests have no number."""
+    values, now = files.read_json(run / files.CONFIG), read_config(run)
+    for path in history.BEFORE:
+        *groups, name = path.split('.')
+        functools.reduce(dict.__getitem__, groups, values).pop(name)
+    values = {name: group for name, group in values.items() if group != {}}
+    del values['model']['kept_heads']
+    files.write_json(run / files.CONFIG, values)
+    manifest = run / 'checkpoints' / '5' / checkpoint.MANIFEST
+    files.write_json(manifest, {'files': files.read_json(manifest)['files']})
+    opened = open_run(run)
+    before = {path: config.flatten(now)[path] for path in config.flatten(now) if path not in history.BEFORE}
+    assert opened.step == 5 and config.flatten(opened.cfg) == before | history.BEFORE
+    assert directory.refuse_another_config(opened.cfg, run) == opened.cfg  # training goes on with it, too
+    learning = dataclasses.replace(opened.cfg, train=dataclasses.replace(opened.cfg.train, ema_decay=0.9))
+    with pytest.raises(UserError, match='config.train.ema_decay is 0.0 there and 0.9 here'):
+        directory.refuse_another_config(learning, run)
+    values['train'].pop('num_steps')
+    files.write_json(run / files.CONFIG, values)
+    with pytest.raises(UserError, match='config.json: config.train: field num_steps is missing'):
+        open_run(run)
+
+
+def test_every_field_is_of_the_first_version_or_has_a_value_for_runs_without_it():
+    """Who adds a field adds its line to history.BEFORE; first_fields.txt never grows."""
+    first = (CONFIGS.parent / 'tests' / 'first_fields.txt').read_text().split()
+    assert set(config.fields()) == {*first, *history.BEFORE} and not set(first) & set(history.BEFORE)
+
+
+def test_a_newer_version_is_named_as_such_and_not_taken_for_damage(run):
+    manifest = run / 'checkpoints' / '5' / checkpoint.MANIFEST
+    files.write_json(manifest, files.read_json(manifest) | {'format': checkpoint.FORMAT + 1})
+    for asked in (None, 5):  # a run that went on from 3 would replace it
+        with pytest.raises(UserError, match=r'checkpoints/5: manifest.json: format 2 of a newer version'):
+            find_step(run, asked)
+    with pytest.raises(UserError, match='newer version'):
+        checkpoint.restore_params(run / 'checkpoints', 5)
+    assert open_run(run, 3).step == 3
+    files.write_json(run / files.CONFIG, files.read_json(run / files.CONFIG) | {'telepathy': {'range': 3}})
+    with pytest.raises(UserError, match='config.telepathy.range: no such field in this version; use the one that'):
+        open_run(run, 3)
