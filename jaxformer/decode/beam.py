@@ -9,7 +9,7 @@ import numpy as np
 from jaxformer.data.ids import Ids
 from jaxformer.decode import cache as caches
 from jaxformer.decode.found import Found
-from jaxformer.decode.greedy import Extend, forced_symbols, outputs
+from jaxformer.decode.greedy import Extend, outputs
 
 Array = jax.Array
 
@@ -51,7 +51,6 @@ def beam(
     length_penalty: float,
     length_divisor: str,
     num_best: int,
-    forced_BP: Array | None = None,
 ) -> Found:
     """The n hypotheses of the greatest score that K beams find.
 
@@ -71,8 +70,6 @@ def beam(
       Found of [B, n], best first.
     """
     B, K, T = first_B.shape[0], beam_size, max_length
-    forced_BT = forced_symbols(forced_BP, B, T, special.pad)
-    prefix_B = jnp.sum(forced_BT != special.pad, axis=1)
     divisor_T = jnp.asarray(divisors(T, length_penalty, length_divisor))
 
     def step(state: _State) -> _State:
@@ -80,25 +77,21 @@ def beam(
         V = logits.shape[-1]
         gain_BKV = jax.nn.log_softmax(logits[:, -1]).reshape(B, K, V)
         gain_BKV = jnp.where(outputs(V, num_symbols, special), gain_BKV, -jnp.inf)
-        forced_B = forced_BT[:, state.position]
-        free_B = forced_B == special.pad
-        only_BKV = jnp.where(jnp.arange(V) == forced_B[:, None, None], 0.0, -jnp.inf)
-        total_BKV = state.logprob_BK[:, :, None] + jnp.where(free_B[:, None, None], gain_BKV, only_BKV)
+        total_BKV = state.logprob_BK[:, :, None] + gain_BKV
         logprob_BM, place_BM = jax.lax.top_k(total_BKV.reshape(B, K * V), min(2 * K, K * V))
         parent_BM, symbol_BM = place_BM // V, (place_BM % V).astype(jnp.int32)
         tokens_BMT = jnp.take_along_axis(state.tokens_BKT, parent_BM[:, :, None], axis=1)
         tokens_BMT = tokens_BMT.at[:, :, state.position].set(symbol_BM)
 
         index = state.position + 1
-        ends_BM = (symbol_BM == special.eos) & free_B[:, None]
+        ends_BM = symbol_BM == special.eos
         finishes_BM = (ends_BM | (index == T)) & (jnp.arange(place_BM.shape[1]) < K)
-        L_B = jnp.maximum(index - prefix_B, 0)
-        score_BM = jnp.where(finishes_BM, logprob_BM / divisor_T[L_B][:, None], -jnp.inf)
+        score_BM = jnp.where(finishes_BM, logprob_BM / divisor_T[index], -jnp.inf)
         best = _best(state.best, Found(tokens_BMT, logprob_BM, score_BM, ~ends_BM))
 
         logprob_BK, going_BK = jax.lax.top_k(jnp.where(ends_BM, -jnp.inf, logprob_BM), K)
-        ahead_B = jnp.maximum(divisor_T[jnp.minimum(L_B + 1, T)], divisor_T[T - prefix_B])
-        done_B = best.score[:, -1] >= logprob_BK[:, 0] / ahead_B
+        ahead = jnp.maximum(divisor_T[jnp.minimum(index + 1, T)], divisor_T[T])
+        done_B = best.score[:, -1] >= logprob_BK[:, 0] / ahead
         return _State(
             index,
             jnp.take_along_axis(symbol_BM, going_BK, axis=1),

@@ -33,25 +33,10 @@ def start_symbols(B: int, cfg: ModelConfig) -> Array:
     return jnp.full((B,), cfg.ids.start, jnp.int32)
 
 
-def forced_symbols(forced_BP: Array | None, B: int, T: int, pad: int) -> Array:
-    """[B, T] int32: the symbol that is forced at each position, `pad` where none is."""
-    if forced_BP is None:
-        return jnp.full((B, T), pad, jnp.int32)
-    return jnp.pad(forced_BP, ((0, 0), (0, T - forced_BP.shape[1])), constant_values=pad)
-
-
-def greedy(
-    extend: Extend,
-    cache: Any,
-    first_B: Array,
-    max_length: int,
-    num_symbols: int,
-    special: Ids,
-    forced_BP: Array | None = None,
-) -> Found:
+def greedy(extend: Extend, cache: Any, first_B: Array, max_length: int, num_symbols: int, special: Ids) -> Found:
     """Takes the most probable symbol at each position until every row has ended; arguments as of `one_by_one`."""
     best = lambda logits_BV, tokens_BT, index: jnp.argmax(logits_BV, axis=-1)  # noqa: E731
-    return one_by_one(best, extend, cache, first_B, max_length, num_symbols, special, forced_BP)
+    return one_by_one(best, extend, cache, first_B, max_length, num_symbols, special)
 
 
 def one_by_one(
@@ -62,7 +47,6 @@ def one_by_one(
     max_length: int,
     num_symbols: int,
     special: Ids,
-    forced_BP: Array | None = None,
 ) -> Found:
     """Takes what `choose` says at each position until every row has ended.
 
@@ -72,13 +56,11 @@ def one_by_one(
       cache: with room for max_length positions.
       first_B: int32, the input that the first symbol follows.
       max_length: T, symbols at most, EOS included. num_symbols: of the data, at most V. special: its special ids.
-      forced_BP: int32, P ≤ T symbols that each row begins with, then padding in rows that have fewer.
 
     Returns:
       Found of [B]; the score is the log-probability.
     """
     B = first_B.shape[0]
-    forced_BT = forced_symbols(forced_BP, B, max_length, special.pad)
 
     def step(carry: tuple[Array, Array, Array, Array, Array, Any]) -> tuple[Array, Array, Array, Array, Array, Any]:
         index, token_B, done_B, tokens_BT, logprob_B, cache = carry
@@ -87,11 +69,9 @@ def one_by_one(
         allowed_BV = jnp.where(outputs(logits_BV.shape[-1], num_symbols, special), logits_BV, -jnp.inf)
         choice_B = choose(allowed_BV, tokens_BT, index).astype(jnp.int32)
         gain_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), choice_B[:, None], axis=-1)[:, 0]
-        forced_B = forced_BT[:, index]
-        free_B = forced_B == special.pad
-        token_B = jnp.where(done_B, special.pad, jnp.where(free_B, choice_B, forced_B))
+        token_B = jnp.where(done_B, special.pad, choice_B)
         tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, token_B[:, None], (0, index))
-        logprob_B = logprob_B + jnp.where(done_B | ~free_B, 0.0, gain_B)
+        logprob_B = logprob_B + jnp.where(done_B, 0.0, gain_B)
         return index + 1, token_B, done_B | (token_B == special.eos), tokens_BT, logprob_B, cache
 
     start = (

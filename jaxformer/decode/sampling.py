@@ -86,7 +86,6 @@ def sample(
     *,
     seed: int,
     shape: Shape,
-    forced_BP: Array | None = None,
 ) -> Found:
     """Draws each symbol until every row has ended; other arguments and the result as of `greedy.one_by_one`.
 
@@ -109,4 +108,4 @@ def sample(
         shaped_BV = shape.of(logits_BV, said_BV)
         return jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, index), row))(key_B, shaped_BV)
 
-    return one_by_one(choose, extend, cache, read_BP[:, -1], max_length, num_symbols, special, forced_BP)
+    return one_by_one(choose, extend, cache, read_BP[:, -1], max_length, num_symbols, special)

@@ -35,21 +35,30 @@ class Search:
             )
 
     def __call__(self, extend: Extend, cache: Any, read_BP: Array, example_B: Array) -> Found:
-        """Found of [B, n]; `read_BP` and `example_B` as of `sampling.sample`."""
-        forced_BP = jnp.tile(jnp.array(self._prefix, jnp.int32), (read_BP.shape[0], 1))
-        return self._of_one(self._cfg, self._vocab, extend, cache, read_BP, example_B, forced_BP)
+        """Found of [B, n], each beginning with eval.forced_prefix; `read_BP` and `example_B` as of `sampling.sample`.
+
+        The prefix is read in one call, and what is searched for is what follows it.
+        """
+        prefix_P = jnp.array(self._prefix, jnp.int32)
+        read_BP = jnp.concatenate([read_BP, jnp.tile(prefix_P, (read_BP.shape[0], 1))], axis=1)
+        P, room = len(self._prefix), self._cfg.max_decode_length - len(self._prefix)
+        if P:
+            _, cache = extend(read_BP[:, -1 - P : -1], cache)
+        found = self._of_one(self._cfg, self._vocab, extend, cache, read_BP, example_B, room)
+        prefix_BnP = jnp.broadcast_to(prefix_P, (*found.tokens.shape[:2], P))
+        return found._replace(tokens=jnp.concatenate([prefix_BnP, found.tokens], axis=2))
 
 
 def _greedy(
-    cfg: EvalConfig, vocab: Vocabulary, extend: Extend, cache: Any, read_BP: Array, example_B: Array, forced_BP: Array
+    cfg: EvalConfig, vocab: Vocabulary, extend: Extend, cache: Any, read_BP: Array, example_B: Array, room: int
 ) -> Found:
     del example_B
-    found = greedy(extend, cache, read_BP[:, -1], cfg.max_decode_length, len(vocab), vocab.ids, forced_BP)
+    found = greedy(extend, cache, read_BP[:, -1], room, len(vocab), vocab.ids)
     return jax.tree.map(lambda leaf: leaf[:, None], found)
 
 
 def _sample(
-    cfg: EvalConfig, vocab: Vocabulary, extend: Extend, cache: Any, read_BP: Array, example_B: Array, forced_BP: Array
+    cfg: EvalConfig, vocab: Vocabulary, extend: Extend, cache: Any, read_BP: Array, example_B: Array, room: int
 ) -> Found:
     shape = sampling.Shape(cfg.repetition_penalty, cfg.temperature, cfg.top_k, cfg.top_p, cfg.min_p)
     found = sampling.sample(
@@ -57,32 +66,30 @@ def _sample(
         cache,
         read_BP,
         example_B,
-        cfg.max_decode_length,
+        room,
         len(vocab),
         vocab.ids,
         seed=cfg.sample_seed,
         shape=shape,
-        forced_BP=forced_BP,
     )
     return jax.tree.map(lambda leaf: leaf[:, None], found)
 
 
 def _beam(
-    cfg: EvalConfig, vocab: Vocabulary, extend: Extend, cache: Any, read_BP: Array, example_B: Array, forced_BP: Array
+    cfg: EvalConfig, vocab: Vocabulary, extend: Extend, cache: Any, read_BP: Array, example_B: Array, room: int
 ) -> Found:
     del example_B
     return beam(
         extend,
         cache,
         read_BP[:, -1],
-        cfg.max_decode_length,
+        room,
         len(vocab),
         vocab.ids,
         beam_size=cfg.beam_size,
         length_penalty=cfg.length_penalty,
         length_divisor=cfg.length_divisor,
         num_best=cfg.num_best,
-        forced_BP=forced_BP,
     )
 
 

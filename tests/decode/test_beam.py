@@ -43,38 +43,38 @@ def toy(table_B):
     return extend, {'layers': {'self': own}, 'index': jnp.int32(0)}
 
 
-def continued(table, symbols, prefix=()):
-    """Log-probability of symbols after the start and a prefix."""
+def continued(table, symbols):
+    """Log-probability of symbols after the start."""
     total, state = 0.0, len(table) - 1
-    for place, symbol in enumerate((*prefix, *symbols)):
-        total += float(table[state, symbol]) if place >= len(prefix) else 0.0
+    for symbol in symbols:
+        total += float(table[state, symbol])
         state = (2 * state + symbol) % len(table)
     return total
 
 
-def search(table_B, beam_size, alpha, num_best=1, forced=None, divisor='gnmt', max_length=T):
-    return jax.device_get(compiled(table_B, forced, beam_size, alpha, num_best, divisor, max_length))
+def search(table_B, beam_size, alpha, num_best=1, divisor='gnmt', max_length=T):
+    return jax.device_get(compiled(table_B, beam_size, alpha, num_best, divisor, max_length))
 
 
-@functools.partial(jit, static_argnums=(2, 3, 4, 5, 6))
-def compiled(table_B, forced, beam_size, alpha, num_best, divisor, max_length):
+@functools.partial(jit, static_argnums=(1, 2, 3, 4, 5))
+def compiled(table_B, beam_size, alpha, num_best, divisor, max_length):
     extend, cache = toy(table_B)
     options = {'beam_size': beam_size, 'length_penalty': alpha, 'length_divisor': divisor, 'num_best': num_best}
     B, states, size = table_B.shape
-    return beam(extend, cache, jnp.full((B,), states - 1), max_length, size, IDS, forced_BP=forced, **options)
+    return beam(extend, cache, jnp.full((B,), states - 1), max_length, size, IDS, **options)
 
 
-def exhaustive(table, alpha, base, max_length=T, prefix=()):
+def exhaustive(table, alpha, base, max_length=T):
     """[(score, log-probability, symbols)] of all there are, best first: that end, or have all of max_length symbols."""
     size = table.shape[-1]
     found = []
-    for length in range(1, max_length - len(prefix) + 1):
+    for length in range(1, max_length + 1):
         for symbols in itertools.product(range(size), repeat=length):
             ended = symbols[-1] == EOS
-            if EOS in symbols[:-1] or not (ended or length + len(prefix) == max_length):
+            if EOS in symbols[:-1] or not (ended or length == max_length):
                 continue
-            logprob = continued(table, symbols, prefix)
-            found.append((logprob / base(length) ** alpha, logprob, (*prefix, *symbols)))
+            logprob = continued(table, symbols)
+            found.append((logprob / base(length) ** alpha, logprob, symbols))
     return sorted(found, reverse=True)
 
 
@@ -108,7 +108,7 @@ def test_penalties_choose_differently():
     assert all(best[a] != best[b] for a, b in itertools.combinations(ALPHAS, 2))
 
 
-def test_the_divisor_counts_the_end_and_not_what_is_forced():
+def test_the_divisor_counts_the_end():
     """B30: at L = 10 and 0.6 it is 1.73286."""
     assert divisors(12, 0.6, 'gnmt')[10] == pytest.approx(1.73286, abs=1e-5)
     assert divisors(12, -0.5, 'length')[9] == pytest.approx(1 / 3)
@@ -118,35 +118,6 @@ def test_the_divisor_counts_the_end_and_not_what_is_forced():
     found = search(table, 2, 0.6)
     assert found.tokens[0, 0].tolist() == [2, EOS, PAD, PAD]
     assert found.score[0, 0] == pytest.approx((table[0, V, 2] + table[0, 0, EOS]) / (7 / 6) ** 0.6, rel=1e-6)
-
-
-@pytest.mark.parametrize('alpha', ALPHAS)
-def test_a_forced_prefix_is_no_part_of_length_and_score(alpha):
-    """B30: twice the prefix (of a symbol that leaves the first state as it is), the same ranking as without any."""
-    table_B = tables(7, 1.0, seed=1)
-    expected = search(table_B, 64, alpha, num_best=6, max_length=3)
-    for times in (1, 2):
-        found = search_forced(table_B, np.ones((7, times)), alpha, 3 + times)
-        assert (found.tokens[:, :, :times] == 1).all()
-        np.testing.assert_array_equal(found.tokens[:, :, times:], expected.tokens)
-        for name in ('score', 'logprob', 'truncated'):
-            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-
-
-def search_forced(table_B, forced, alpha, max_length):
-    return search(table_B, 64, alpha, num_best=6, forced=jnp.asarray(forced, jnp.int32), max_length=max_length)
-
-
-def test_prefixes_of_several_lengths_share_a_batch():
-    table_B = tables(3, 1.0, seed=2)
-    together = search_forced(table_B, [[1, 2], [2, PAD], [PAD, PAD]], 0.6, 5)
-    for row, prefix in enumerate(([1, 2], [2], [])):
-        alone = search_forced(table_B[row : row + 1], np.array([prefix], np.int32).reshape(1, -1), 0.6, 5)
-        for name in together._fields:
-            np.testing.assert_array_equal(getattr(together, name)[row], getattr(alone, name)[0], err_msg=name)
-        score, _, symbols = exhaustive(table_B[row], 0.6, gnmt, 5, prefix)[0]
-        assert alone.tokens[0, 0].tolist() == [*symbols, *[PAD] * (5 - len(symbols))]
-        assert alone.score[0, 0] == pytest.approx(score, abs=1e-5)
 
 
 @pytest.mark.parametrize('alpha', ALPHAS)

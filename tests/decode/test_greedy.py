@@ -82,16 +82,6 @@ def test_it_stops_when_every_row_has_ended():
     assert sorted(calls) == [0, 1]
 
 
-def test_what_is_forced_comes_first_and_adds_no_probability():
-    """Rows may be forced for different lengths; an end that the model wants before waits."""
-    extend = scripted([EOS, 4, EOS, 6, 6], [4, 5, EOS, 6, 6], [EOS] * 5)
-    forced = jnp.array([[7, 8, 7], [6, PAD, PAD], [PAD] * 3])
-    found = jax.jit(lambda: greedy(extend, jnp.int32(0), starts(3), 5, V, OWN, forced))()
-    np.testing.assert_array_equal(found.tokens, [[7, 8, 7, 6, 6], [6, 5, EOS, PAD, PAD], [EOS] + [PAD] * 4])
-    np.testing.assert_allclose(found.logprob, [2 * PROBABILITY, 2 * PROBABILITY, PROBABILITY], rtol=1e-6)
-    assert found.truncated.tolist() == [True, False, False]
-
-
 SOURCES = [[5, 6, EOS], [4, 5, 6, 7, 8, 4, 5, 6, EOS]]
 LENGTH = 6
 
