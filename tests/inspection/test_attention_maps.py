@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import files
+from jaxformer import config, files
 from jaxformer.data import corpus
 from jaxformer.data.vocab import BOS, EOS, PAD, Vocabulary
 from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
-from jaxformer.inspection import attention
+from jaxformer.inspection import attention, example
 from jaxformer.inspection.choice import Choice
 from jaxformer.model import transformer
 from jaxformer.model.keep import Keep
@@ -148,15 +148,41 @@ def test_maps_equal_the_weights_by_hand(make_cfg, residual):
     assert np.all(np.triu(maps.decoder, 1) == 0) and not np.all(np.triu(maps.decoder.swapaxes(-1, -2), 1) == 0)
 
 
+CASES = [  # and how many cells of an encoder's map are out of sight
+    ({'score': 'scaled_dot', 'pattern': 'full'}, 0),
+    ({'score': 'dot'}, 0),
+    ({'score': 'additive'}, 0),
+    ({'pattern': 'local', 'window': 2}, 20),
+    ({'pattern': 'global_local', 'window': 1, 'global_positions': (3,), 'score': 'additive'}, 20),
+    ({'pattern': 'window2d', 'window': 2, 'grid_width': 3, 'shift': 1, 'score': 'dot'}, 20),
+]
+
+
+def test_a_static_map_is_the_softmax_of_its_matrix_and_the_same_for_every_text(make_cfg):
+    mixers = {'model__encoder_mixer': 'static', 'model__decoder_mixer': 'static'}
+    run = untrained(make_cfg(model__attention__pattern='local', model__attention__window=2, **mixers))
+    maps, other = (attention.of_run(run, text, TARGET) for text in (TEXT, '1 1 2 3 5 8'))
+    for kind, T in (('encoder', 7), ('decoder', 4)):
+        away = np.subtract.outer(range(T), range(T))
+        seen = (np.abs(away) <= 2) & ((away >= 0) if kind == 'decoder' else True)
+        mixing = np.asarray(run.params[kind]['layers']['self_static']['mixing'], np.float64)[..., :T, :T]
+        expected = np.exp(mixing) * seen
+        expected /= expected.sum(-1, keepdims=True)
+        np.testing.assert_allclose(getattr(maps, kind), expected, atol=1e-5)
+        np.testing.assert_array_equal(getattr(maps, kind), getattr(other, kind))
+        assert np.all(getattr(maps, kind)[..., ~seen] == 0)
+        assert np.abs(getattr(maps, kind).swapaxes(-1, -2) - expected).max() > 0.05
+
+
+def test_no_score_and_no_pattern_is_left_out():
+    for field in ('score', 'pattern'):
+        tried = {changes.get(field) for changes, _ in CASES} - {None}
+        assert tried == set(config.CHOICES[f'model.attention.{field}'])
+
+
 @pytest.mark.parametrize(
     ('changes', 'hidden'),
-    [
-        ({'score': 'dot'}, 0),
-        ({'score': 'additive'}, 0),
-        ({'pattern': 'local', 'window': 2}, 20),
-        ({'pattern': 'global_local', 'window': 1, 'global_positions': (3,)}, 20),
-        ({'pattern': 'window2d', 'window': 2, 'grid_width': 3, 'shift': 1}, 20),
-    ],
+    CASES,
     ids=str,
 )
 def test_maps_of_each_score_and_pattern_equal_the_weights_by_hand(make_cfg, changes, hidden):
@@ -171,6 +197,12 @@ def test_maps_of_each_score_and_pattern_equal_the_weights_by_hand(make_cfg, chan
     assert np.abs(maps.encoder.swapaxes(-1, -2) - expected['encoder']).max() > 0.05
     zeros = np.sum(maps.encoder[:, 0] == 0, axis=(1, 2))  # exactly: what is not seen has no weight
     assert np.all(zeros >= hidden) if hidden else not zeros.any()
+    keep = tuple(Choice().keep(run.cfg.model).items())  # as `of_run` has it, which cuts the padding off
+    arrays = example.arrays(run, [[*source, EOS]], [[*target, EOS]])
+    _, padded = attention.forward(run.params, arrays, run.model, keep)
+    for kind, (T, S) in {'encoder': (7, 7), 'decoder': (4, 4), 'cross': (4, 7)}.items():
+        assert padded[kind].shape[-1] == 9 and not np.any(np.asarray(padded[kind])[..., :T, S:])
+        np.testing.assert_array_equal(np.asarray(padded[kind])[:, 0, :, :T, :S], getattr(maps, kind))
 
 
 def test_chosen_layers_heads_and_rows_are_those_of_all(run):
