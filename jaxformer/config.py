@@ -210,6 +210,11 @@ class TrainConfig:
     teacher_temperature: float
     masking: MaskingConfig
 
+    @property
+    def taught(self) -> bool:
+        """Whether a teacher is asked; one of weight 0 is not."""
+        return bool(self.teacher) and self.teacher_weight > 0
+
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
@@ -239,6 +244,7 @@ class DataConfig:
     dir: str
     source: str
     target: str
+    targets: str
     tokenizer: str
     tokenizer_size: int
     tokenizer_file: str

@@ -23,15 +23,16 @@ def of_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     for cell in cells:
         steps = memory.of_step(cell.config, *count.data_sizes(cell.config))
         bucket, most = max(steps.items(), key=lambda item: item[1].total)
-        sizes = {'arguments': most.arguments, 'temporaries': most.temporaries, 'total': most.total}
+        sizes = {name: getattr(most, name) for name in ('arguments', 'teacher', 'temporaries', 'total')}
         found.append({'id': cell.id, 'label': cell.label, 'bucket': bucket, **sizes})
     return found
 
 
 def as_text(footprints: Sequence[Mapping[str, Any]]) -> str:
     """What `of_cells` found, for people."""
-    names = ('arguments', 'temporaries', 'total')
-    rows = [('', 'cell', 'bucket', 'state and batch', 'temporaries', 'total')]
+    titles = {'arguments': 'state and batch', 'teacher': 'teacher', 'temporaries': 'temporaries', 'total': 'total'}
+    names = [name for name in titles if name != 'teacher' or any(cell[name] for cell in footprints)]
+    rows = [('', 'cell', 'bucket', *(titles[name] for name in names))]
     for index, cell in enumerate(footprints):
         bucket = ' x '.join(map(str, cell['bucket']))
         rows.append((str(index), cell['label'], bucket, *(f'{cell[name] / 2**20:,.1f} MiB' for name in names)))

@@ -133,7 +133,7 @@ def mode_of(cfg: Config, backend: str | None = None) -> str | None:
     sizes = sharding.sizes(cfg.mesh)
     if cfg.cohort.mode == 'off' or max(sizes) > 1 or -1 in sizes[1:]:
         return None
-    if cfg.train.nan_policy == 'restore' or cfg.train.teacher:  # what goes back, or has a teacher, is alone
+    if cfg.train.nan_policy == 'restore' or cfg.train.taught:  # what goes back, or has a teacher, is alone
         return None
     if backend is None and jax.process_count() > 1:
         return None

@@ -10,6 +10,7 @@ from jaxformer import hyperparameters, optim, sharding
 from jaxformer.config import Config
 from jaxformer.model import transformer
 from jaxformer.train import state as states
+from jaxformer.train import teacher
 from jaxformer.train.step import compiled_step
 
 
@@ -18,16 +19,22 @@ class StepMemory:
     """Bytes on each device: `arguments` (state and batch), `outputs`, and `temporaries` at the step's peak.
 
     shared: of the outputs, what takes the place of arguments (the donated state).
+    teacher: parameters of the run cfg.train.teacher, which lie there all the time.
+    teacher_temporaries: of its forward pass, which is done before the step; its logits are among the step's arguments.
     """
 
     arguments: int
     outputs: int
     temporaries: int
     shared: int
+    teacher: int = 0
+    teacher_temporaries: int = 0
 
     @property
     def total(self) -> int:
-        return self.arguments + self.outputs - self.shared + self.temporaries
+        return (
+            self.arguments + self.teacher + max(self.outputs - self.shared + self.temporaries, self.teacher_temporaries)
+        )
 
 
 def of_step(
@@ -48,9 +55,21 @@ def of_step(
     model = sharding.laid_out(transformer.build(cfg.model, vocab_size, num_classes, mesh), mesh)
     target = states.abstract(model, optim.build(cfg), mesh)
     step, values = compiled_step(cfg, model, target), hyperparameters.of(cfg)
+    logits, theirs = teacher.by_shape(cfg, mesh) if cfg.train.taught else (None, {})
     found = {}
     for bucket in cfg.data.buckets:
-        analysis = step.lower(target, _batch(cfg, bucket, mesh), values).compile().memory_analysis()
+        batch, of_teacher = _batch(cfg, bucket, mesh), {}
+        if logits:
+            asked = logits.lower(theirs, batch)
+            compiled = asked.compile()
+            said = compiled.memory_analysis()
+            of_teacher = {
+                'teacher': sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(theirs)),
+                'teacher_temporaries': said.temp_size_in_bytes if said else 0,
+            }
+            place = compiled.output_shardings
+            batch[teacher.LOGITS] = jax.ShapeDtypeStruct(asked.out_info.shape, asked.out_info.dtype, sharding=place)
+        analysis = step.lower(target, batch, values).compile().memory_analysis()
         if analysis is None:
             raise NotImplementedError(f'{jax.default_backend()}: its compiler does not say what memory a program takes')
         found[bucket] = StepMemory(
@@ -58,6 +77,7 @@ def of_step(
             outputs=analysis.output_size_in_bytes,
             temporaries=analysis.temp_size_in_bytes,
             shared=analysis.alias_size_in_bytes,
+            **of_teacher,
         )
     return found
 

@@ -37,7 +37,7 @@ class Program:
         self.optimizer = optim.build(cfg)  # what it is built with is given to each update, too
         optim.warn(cfg)
         self.target = target = states.abstract(self.model, self.optimizer, self.mesh)
-        self.teacher = Teacher(cfg, corpus.vocab, self.model.vocab_size, self.mesh) if cfg.train.teacher else None
+        self.teacher = Teacher(cfg, corpus.vocab, self.model.vocab_size, self.mesh) if cfg.train.taught else None
         self.initialise = states.initialiser(self.model, self.optimizer, target)
         self.update = compiled_step(cfg, self.model, target)
         self.layers = Layers(cfg, self.model, self.mesh) if cfg.train.inspect_every else None

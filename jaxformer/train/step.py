@@ -169,7 +169,7 @@ def arguments(cfg: Config, model: Family) -> dict[str, Any]:
         'model': model,
         'objective': objectives.of(cfg, model.vocab_size),
         'parts': cfg.train.accumulation,
-        'distillation': (cfg.train.teacher_weight, cfg.train.teacher_temperature) if cfg.train.teacher else None,
+        'distillation': (cfg.train.teacher_weight, cfg.train.teacher_temperature) if cfg.train.taught else None,
     }
 
 

@@ -10,9 +10,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxformer import files, objectives, sharding
 from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
-from jaxformer.decode.open import open_run
+from jaxformer.decode.open import open_run, read_config
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
+from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
 from jaxformer.train.start import refuse_other_symbols
 from jaxformer.train.writer import read_status
@@ -30,16 +31,11 @@ class Teacher:
 
     def __init__(self, cfg: Config, vocab: Vocabulary, num_symbols: int, mesh: Mesh) -> None:
         field = f'config.train.teacher={cfg.train.teacher}'
-        name, at, step = cfg.train.teacher.rpartition('@')
-        workdir = epath.Path(name if at else step).expanduser()
-        if at and not step.isdecimal():
-            raise UserError(
-                f'{field}: {step} is no step; write RUN@STEP, or RUN for the newest step of one that is done'
-            )
+        workdir, step = _place(cfg)
         try:
-            run = open_run(workdir, int(step) if at else None)
+            run = open_run(workdir, step)
             status = read_status(workdir)
-            if not at and (status is None or status['status'] != 'done'):
+            if step is None and (status is None or status['status'] != 'done'):
                 raise UserError(f'{workdir} is not done, and its newest step may change; write {workdir}@{run.step}')
         except UserError as error:
             raise UserError(f'{field}: {error}') from error
@@ -51,14 +47,49 @@ class Teacher:
             raise UserError(
                 f'{field}: model.vocab_size is {model.vocab_size} there and {num_symbols} here; make it equal'
             )
-        self._model, self._objective = sharding.laid_out(model, mesh), objectives.of(run.cfg, num_symbols)
         self._params = jax.device_put(run.params, NamedSharding(mesh, PartitionSpec()))
-        self.logits = CountedJit(self._logits)
-
-    def _logits(self, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        logits_BTV, _ = self._model.apply({'params': params}, *self._objective(batch, None).inputs)
-        return logits_BTV.astype(jnp.float32)
+        self.logits = _compiled(run.cfg, model, mesh)
 
     def __call__(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """The batch with LOGITS."""
         return {**batch, LOGITS: self.logits(self._params, batch)}
+
+
+def by_shape(cfg: Config, mesh: Mesh) -> tuple[CountedJit, Any]:
+    """(the program that gives a teacher's logits, its parameters by shape), of which no array is read.
+
+    Raises:
+      UserError: there is no such run.
+    """
+    workdir, _ = _place(cfg)
+    try:
+        theirs = read_config(workdir)
+    except UserError as error:
+        raise UserError(f'config.train.teacher={cfg.train.teacher}: {error}') from error
+    vocab = Vocabulary.from_json(files.read_json(workdir / files.VOCAB))
+    sizes = len(vocab), len(vocab.classes)
+    placed = lambda leaf: jax.ShapeDtypeStruct(  # noqa: E731
+        leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, PartitionSpec())
+    )
+    params = jax.tree.map(placed, transformer.abstract_params(theirs.model, *sizes))
+    return _compiled(theirs, transformer.build(theirs.model, *sizes, mesh), mesh), params
+
+
+def _compiled(cfg: Config, model: Family, mesh: Mesh) -> CountedJit:
+    """(params, batch) → float32 [B, T, V] of a run with this config; compiled per bucket, and never differentiated."""
+    laid_out, objective = sharding.laid_out(model, mesh), objectives.of(cfg, model.vocab_size)
+
+    def logits(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        logits_BTV, _ = laid_out.apply({'params': params}, *objective(batch, None).inputs)
+        return logits_BTV.astype(jnp.float32)
+
+    return CountedJit(logits)
+
+
+def _place(cfg: Config) -> tuple[epath.Path, int | None]:
+    """Directory and step (None: the newest) that cfg.train.teacher names."""
+    name, at, step = cfg.train.teacher.rpartition('@')
+    if at and not step.isdecimal():
+        field = f'config.train.teacher={cfg.train.teacher}'
+        raise UserError(f'{field}: {step} is no step; write RUN@STEP, or RUN for the newest step of one that is done')
+    return epath.Path(name if at else step).expanduser(), int(step) if at else None
