@@ -61,7 +61,8 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         {
             'eval': 'train, dev or test; what eval.split says without it',
             'export': 'with --quantize: train, dev or test, on which both are judged and timed',
-            'inspect': 'train, dev or test; attention: the means over it in the place of an --input; heads: its loss',
+            'inspect': 'train, dev or test; attention, attribution: the means over it in the place of an --input; '
+            'heads: its loss',
         },
     ),
     'which': (STRING, None, 'attention: encoder, decoder, cross, or several of them, as in encoder,cross'),
@@ -71,6 +72,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         None,
         'attention: numbers from 1, as in 1,3; prune: kind.layer.head, as in encoder.1.3,cross.2.1',
     ),
+    'keep': (INTEGER, None, 'heads: error rates of decoding test, too, with so many heads left by each order'),
     'format': (STRING, 'png', 'attention, heads: png, svg or pdf'),
     'input': (
         STRING,
@@ -115,7 +117,8 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     'json': (BOOLEAN, False, 'print JSON'),
 }
 INSPECT = (
-    'workdir', 'step', 'stats', 'since', 'input', 'split', 'which', 'layers', 'heads', 'output', 'format', 'json',
+    'workdir', 'step', 'stats', 'since', 'input', 'split', 'which', 'layers', 'heads', 'keep', 'output', 'format',
+    'json',
 )  # fmt: skip
 COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'train': (commands.train, ('config', 'workdir', 'coordinator', 'processes', 'process', 'json')),

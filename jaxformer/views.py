@@ -32,10 +32,20 @@ def checkpoints(values: flags.FlagValues, workdir: str) -> None:
 
 
 def attribution(values: flags.FlagValues, workdir: str) -> None:
-    """What the outputs for each line of --input depend on, by gradients and deletion, and whether attention agrees."""
+    """What the outputs for each line of --input depend on, by gradients and deletion, and whether attention agrees.
+
+    With --split whether it agrees over examples of it."""
     from jaxformer.data import text as texts
     from jaxformer.inspection import attribution_report
 
+    if values.split:
+        from jaxformer.data import corpus
+        from jaxformer.decode.open import open_run
+
+        run = open_run(workdir, values.step)
+        over = attribution_report.of_split(run, corpus.load(run.cfg.data).split(values.split))
+        print(json.dumps(attribution_report.as_json(over)) if values.json else attribution_report.as_text(over))
+        return
     shown = attribution_report.of_lines(workdir, texts.read_lines(needed(values, 'input')), values.step)
     drawn = [str(path) for path in attribution_report.draw(shown, values.output or f'{workdir}/attribution')]
     if values.json:
@@ -84,16 +94,30 @@ def explorer(values: flags.FlagValues, workdir: str) -> None:
 
 
 def heads(values: flags.FlagValues, workdir: str) -> None:
-    """Which heads matter on --split, by masking and by gradient, and the loss without more and more of them."""
+    """Which heads matter on --split, by masking and by gradient, and the loss without more and more of them.
+
+    With --keep error rates, too."""
     from jaxformer.ablate import heads
     from jaxformer.data import corpus
     from jaxformer.decode.open import open_run
 
     run = open_run(workdir, values.step)
-    study = heads.Study(run, corpus.load(run.cfg.data).split(values.split or run.cfg.eval.split))
+    there = corpus.load(run.cfg.data)
+    study = heads.Study(run, there.split(values.split or run.cfg.eval.split))
+    if values.keep is not None:
+        study.refuse_left(values.keep)
     importance = study.importance()
     curves = study.curves(importance)
-    print(json.dumps(heads.as_json(importance, curves)) if values.json else heads.as_text(importance, curves))
+    decoded = {}
+    if values.keep is not None:
+        orders = {'in turn': study.in_turn(len(study.heads) - values.keep), **study.orders(importance)}
+        decoded = study.decoded(orders, values.keep, there.split('test'))
+    if values.json:
+        print(json.dumps(heads.as_json(importance, curves) | ({'decoded': decoded} if decoded else {})))
+    else:
+        print(heads.as_text(importance, curves))
+        if decoded:
+            print('', heads.decoded_text(decoded, values.keep), sep='\n')
     if values.output:
         path = heads.draw(curves, values.output, values.format)
         print(path, file=sys.stderr if values.json else sys.stdout)

@@ -15,7 +15,9 @@ from etils import epath
 from jaxformer import losses, objectives
 from jaxformer.ablate import resample
 from jaxformer.data.corpus import Split
+from jaxformer.data.splits import PairSplit
 from jaxformer.decode.open import OpenRun, on_every_device
+from jaxformer.decode.predict import Decoder
 from jaxformer.errors import UserError
 from jaxformer.inspection import prune
 from jaxformer.inspection.attention import FORMATS
@@ -49,8 +51,8 @@ class Study:
 
     def __init__(self, run: OpenRun, split: Split) -> None:
         self.run, self.split, self.heads = run, split, tuple(prune.of_model(run.cfg.model))
-        mesh, self._params = on_every_device(run)
-        self._evaluator = Evaluator(run.cfg, run.model, mesh)
+        self._mesh, self._params = on_every_device(run)
+        self._evaluator = Evaluator(run.cfg, run.model, self._mesh)
 
     def losses(self, masked: Sequence[Head] = ()) -> tuple[Array, Array]:
         """([n] nats, [n] labels) of each example, with these heads masked."""
@@ -98,13 +100,48 @@ class Study:
             points.append((len(order) - gone, float(nll.sum() / tokens.sum())))
         return points
 
-    def curves(self, importance: Importance, steps: int = 8, draws: int = DRAWS) -> dict[str, list[tuple[int, float]]]:
-        """Curves by masking, by gradient, and of orders at random ('random 1' …)."""
+    def orders(self, importance: Importance, draws: int = DRAWS) -> dict[str, list[Head]]:
+        """The heads by masking and by gradient, what matters least first, and at random ('random 1' …)."""
         orders = {by: importance.order(by) for by in ('masking', 'gradient')}
         for draw in range(draws):
             numbers = np.random.default_rng(draw).permutation(len(self.heads))
             orders[f'random {draw + 1}'] = [self.heads[number] for number in numbers]
-        return {name: self.curve(order, steps) for name, order in orders.items()}
+        return orders
+
+    def in_turn(self, number: int) -> list[Head]:
+        """So many heads, each the one without which the loss is least once those before it are gone.
+
+        Heads that can stand in for one another are so not taken all at once; R passes over the split for each head.
+        """
+        gone: list[Head] = []
+        for _ in range(number):
+            left = [head for head in self.heads if head not in gone]
+            gone.append(left[int(np.argmin([self.losses([*gone, head])[0].sum() for head in left]))])
+        return gone
+
+    def curves(self, importance: Importance, steps: int = 8, draws: int = DRAWS) -> dict[str, list[tuple[int, float]]]:
+        """Curves of `orders`."""
+        return {name: self.curve(order, steps) for name, order in self.orders(importance, draws).items()}
+
+    def refuse_left(self, left: int) -> None:
+        """Raises UserError where `decoded` has nothing to decode, or there are no such many heads."""
+        if (family := self.run.cfg.model.family) != 'seq2seq':
+            raise UserError(f'--keep={left}: there is nothing to decode in model.family={family}')
+        R = len(self.heads)
+        if not 0 <= left < R:
+            raise UserError(f'--keep={left}: a number from 0 to {R - 1}, as there are {R} heads')
+
+    def decoded(self, orders: Mapping[str, Sequence[Head]], left: int, judged: Split) -> dict[str, dict[str, float]]:
+        """Error rates of decoding a split of pairs: of the whole model, and with `left` heads by each of the orders."""
+        assert isinstance(judged, PairSplit)
+        decoder, model = Decoder(self.run.cfg, self.run.model, self.run.vocab, self._mesh), self.run.cfg.model
+        gone = {'all heads': [], **{name: order[: len(self.heads) - left] for name, order in orders.items()}}
+        found = {}
+        for name, heads in gone.items():
+            outputs = decoder.outputs(prune.masked(self._params, model, heads), judged)
+            truncated = float(outputs.truncated.mean())
+            found[name] = decoder.totals(decoder.errors(outputs, judged)) | {'truncated': truncated}
+        return found
 
 
 def as_json(importance: Importance, curves: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, Any]:
@@ -135,6 +172,21 @@ def as_text(importance: Importance, curves: Mapping[str, Sequence[tuple[int, flo
             lines.append(f'{points[0][0]:>7}' + ''.join(f'{loss:>10.4f}' for _, loss in points))
     half = ','.join(map(str, importance.order()[: len(importance.heads) // 2]))
     return '\n'.join([*lines, '', f'half of them, the least important: jaxformer inspect prune --heads={half}'])
+
+
+def decoded_text(decoded: Mapping[str, Mapping[str, float]], left: int) -> str:
+    """A line for each order, in percent, and one with mean and standard deviation over those at random."""
+    names = list(next(iter(decoded.values())))
+    lines = [f'error rates of decoding test, %, with {left} heads left']
+    lines.append(f'{"":<18}' + ''.join(f'{n:>16}' for n in names))
+    for name, found in decoded.items():
+        lines.append(f'{name:<18}' + ''.join(f'{100 * found[n]:>16.2f}' for n in names))
+    random = [found for name, found in decoded.items() if name.startswith('random')]
+    if len(random) > 1:
+        columns = [[100 * found[n] for found in random] for n in names]
+        cells = [f'{np.mean(column):.2f} ± {np.std(column, ddof=1):.2f}' for column in columns]
+        lines.append(f'{"random, mean ± sd":<18}' + ''.join(f'{cell:>16}' for cell in cells))
+    return '\n'.join(lines)
 
 
 def figure(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Any:

@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from jaxformer.decode.open import open_run
+from jaxformer.data.corpus import Split
+from jaxformer.data.splits import LabelledSplit, PairSplit
+from jaxformer.decode.open import OpenRun, open_run
 from jaxformer.errors import UserError
 from jaxformer.inspection import agreement, attribution
 from jaxformer.inspection.agreement import Agreement
 from jaxformer.inspection.attribution import Attribution
 from jaxformer.inspection.compare import jsonable, table
+
+EXAMPLES = 200
+"""Of a split, spread over all of it."""
 
 DRAWN = 20
 """Texts that are drawn: of a long file, the first."""
@@ -21,7 +26,7 @@ DRAWN = 20
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """step: of the checkpoint."""
+    """step: of the checkpoint. texts: none of a split, of which the statistics count alone."""
 
     step: int
     texts: tuple[Attribution, ...]
@@ -39,6 +44,25 @@ def of_lines(workdir: epath.PathLike, lines: Sequence[str], step: int | None = N
     run = open_run(workdir, step)
     found = tuple(attribution.of_run(run, text) for text in texts)
     return Report(run.step, found, agreement.of_texts([each.by for each in found]))
+
+
+def of_split(run: OpenRun, split: Split, most: int = EXAMPLES) -> Report:
+    """The agreement over examples of a split, at most so many, evenly spread.
+
+    Raises:
+      UserError: a stream of text, which has no examples of its own; and as `attribution.of_run`.
+    """
+    if not isinstance(split, PairSplit | LabelledSplit):
+        raise UserError(f'--split={split.name}: documents of any length; give texts, --input=FILE')
+    numbers = np.unique(np.linspace(0, len(split) - 1, most).astype(int)).tolist()
+    texts = [
+        split.source_text(number)
+        if isinstance(split, PairSplit)
+        else run.vocab.join(run.vocab.decode(split.tokens[number].tolist()))
+        for number in numbers
+    ]
+    found = [attribution.of_run(run, text).by for text in texts if text.strip()]
+    return Report(run.step, (), agreement.of_texts(found))
 
 
 def as_json(report: Report) -> dict[str, Any]:

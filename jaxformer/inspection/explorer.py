@@ -73,6 +73,7 @@ def _example(run: OpenRun, maps: Maps, choice: Choice) -> dict[str, Any]:
         if not len(weights_LHTS):
             continue
         part, (rows, columns) = found[kind], maps.axes(kind)
+        pruned = getattr(run.cfg.model.kept_heads, kind)
         allowed = [visible(run.cfg.model, kind, layer, *weights_LHTS.shape[2:]) for layer in part.layers]
         parts.append(
             {
@@ -91,6 +92,7 @@ def _example(run: OpenRun, maps: Maps, choice: Choice) -> dict[str, Any]:
                         f'Entropy {part.of["entropy"][layer, head]:.2f} nats, distance '
                         f'{part.of["distance"][layer, head]:.1f}'
                         + (f', {part.role(layer, head)}' if part.role(layer, head) else '')
+                        + (f'; {part.names[layer][head]} before pruning' if pruned else '')
                         + '.'
                         for head in range(len(part.heads))
                     ]

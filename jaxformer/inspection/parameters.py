@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -96,18 +96,28 @@ def groups(rows: Sequence[Row]) -> dict[str, int]:
     The parts are `embedding` (input tables, which are the output layer too where it is tied), `softmax` (an output
     layer of its own), `positions`, `norms`, and `encoder/…` or `decoder/…` with the name of the sublayer.
     """
-    counts: collections.Counter[str] = collections.Counter()
+    return _summed(rows, lambda row: row.count)
+
+
+def group_bytes(rows: Sequence[Row]) -> dict[str, int]:
+    """Bytes of each of the `groups`."""
+    return _summed(rows, lambda row: row.bytes)
+
+
+def _summed(rows: Sequence[Row], of: Callable[[Row], int]) -> dict[str, int]:
+    sums: collections.Counter[str] = collections.Counter()
     for row in rows:
-        counts[_group(row.path)] += row.count
-    return dict(sorted(counts.items()))
+        sums[group(row.path)] += of(row)
+    return dict(sorted(sums.items()))
 
 
 def as_json(rows: Sequence[Row]) -> dict[str, Any]:
-    """{"total", "bytes", "groups": {part: count}, "parameters": [one object per row]}."""
+    """{"total", "bytes", "groups": {part: count}, "group_bytes", "parameters": [one object per row]}."""
     return {
         'total': sum(row.count for row in rows),
         'bytes': sum(row.bytes for row in rows),
         'groups': groups(rows),
+        'group_bytes': group_bytes(rows),
         'parameters': [{**dataclasses.asdict(row), 'shape': row.shape and list(row.shape)} for row in rows],
     }
 
@@ -120,11 +130,13 @@ def as_text(rows: Sequence[Row]) -> str:
         numbers = f'{row.count:,}', f'{row.bytes:,}'
         decayed = 'yes' if row.decayed else 'no'
         lines.append((row.path, row.letters, shape_text(row.shape), row.dtype, row.divided or '-', *numbers, decayed))
-    parts = [('part', 'count', 'share')]
-    parts += [(part, f'{count:,}', f'{count / max(total, 1):.1%}') for part, count in groups(rows).items()]
+    parts, sizes = [('part', 'count', 'share', 'bytes')], group_bytes(rows)
+    parts += [
+        (part, f'{count:,}', f'{count / max(total, 1):.1%}', f'{sizes[part]:,}') for part, count in groups(rows).items()
+    ]
     size = sum(row.bytes for row in rows)
     end = f'total {total:,} parameters, {size:,} bytes ({size / 2**20:,.1f} MiB)'
-    return '\n\n'.join((aligned(lines, right=(5, 6)), aligned(parts, right=(1, 2)), end))
+    return '\n\n'.join((aligned(lines, right=(5, 6)), aligned(parts, right=(1, 2, 3)), end))
 
 
 def rows(params: Mapping[str, Stored]) -> list[Row]:
@@ -162,7 +174,8 @@ def _letters(path: str, rank: int) -> str:
     return letters if len(letters) == rank else UNKNOWN * rank
 
 
-def _group(path: str) -> str:
+def group(path: str) -> str:
+    """The part of the model that a parameter is in, of `groups`."""
     parts = path.split('/')
     if any(part.endswith('norm') for part in parts):
         return 'norms'

@@ -14,6 +14,8 @@ from jaxformer.data.pipeline import eval_batches
 from jaxformer.decode.open import OpenRun
 from jaxformer.inspection.attention import Maps, forward
 from jaxformer.inspection.choice import ALL, Choice
+from jaxformer.model import ops
+from jaxformer.model.heads import left
 from jaxformer.model.keep import KINDS
 
 PLACES = ('first', 'previous', 'diagonal', 'next')
@@ -29,7 +31,8 @@ class Scores:
     weight on the first key, on the key before the query's own position (from the second row on), on its own, and on the
     one after. slant: how far the mean key lies from the straight line between the corners, as a share of the keys.
     strength: the norm of value·out of the head, as a share of the greatest in its layer: what it can add at all.
-    layers, heads: numbers from 0. rows: how many rows the means rest on.
+    layers, heads: numbers from 0. rows: how many rows the means rest on. names: [L][H], as `prune` calls the heads;
+      they keep their names where others have gone.
     """
 
     kind: str
@@ -37,6 +40,7 @@ class Scores:
     heads: tuple[int, ...]
     rows: int
     of: Mapping[str, np.ndarray]
+    names: tuple[tuple[str, ...], ...] = ()
 
     def role(self, layer: int, head: int) -> str:
         """'dead' (strength below 1 %), or the one of PLACES that has more than half of the weight, or ''."""
@@ -51,7 +55,7 @@ def of_rows(weights_BHTS: Any) -> jax.Array:
     T, S = weights_BHTS.shape[-2:]
     w, query_T1, key_S = jnp.asarray(weights_BHTS, jnp.float32), jnp.arange(T)[:, None], jnp.arange(S)
     found = (
-        -jnp.sum(jnp.where(w > 0, w * jnp.log(jnp.where(w > 0, w, 1)), 0), -1),
+        ops.entropy(w),
         jnp.sum(w * jnp.abs(key_S - query_T1), -1),
         w[..., 0],
         *(jnp.sum(w * (key_S == query_T1 + step), -1) for step in (-1, 0, 1)),
@@ -110,7 +114,9 @@ def _scores(run: OpenRun, choice: Choice, sums: Mapping[str, tuple[np.ndarray, n
         heads = choice.heads or tuple(range(strength_NH.shape[1]))
         means = dict(zip(NAMES, np.moveaxis(total_LHX / np.maximum(count_X, 1), -1, 0), strict=True))
         means['strength'] = strength_NH[np.ix_(layers, heads)]
-        found.append(Scores(kind, layers, heads, int(count_X[0]), means))
+        there = left(run.cfg.model, kind)
+        names = tuple(tuple(f'{kind}.{n + 1}.{there[n][h] + 1}' for h in heads) for n in layers)
+        found.append(Scores(kind, layers, heads, int(count_X[0]), means, names))
     return found
 
 
@@ -133,12 +139,13 @@ def where(run: OpenRun, kind: str) -> tuple[str, str]:
 
 
 def as_json(found: Iterable[Scores]) -> list[dict[str, Any]]:
-    """One object per head, layers and heads counted from 1."""
+    """One object per head, layers and heads counted from 1; 'name' is what `heads` and `prune` call it."""
     return [
         {
             'kind': part.kind,
             'layer': layer + 1,
             'head': head + 1,
+            'name': part.names[row][column] if part.names else f'{part.kind}.{layer + 1}.{head + 1}',
             **{name: float(values[row, column]) for name, values in part.of.items()},
             'role': part.role(row, column),
         }
@@ -152,8 +159,9 @@ def as_text(found: Iterable[Scores]) -> str:
     """A line per head."""
     rows = as_json(found)
     columns = [name for name in rows[0] if name != 'role'] if rows else []
-    lines = [''.join(f'{name:>10}' for name in columns)]
+    lines = [''.join(f'{name:>{14 if name == "name" else 10}}' for name in columns)]
     for row in rows:
         cells = [f'{row[name]:.3f}' if isinstance(row[name], float) else str(row[name]) for name in columns]
-        lines.append((''.join(f'{cell:>10}' for cell in cells) + f'  {row["role"]}').rstrip())
+        aligned = (f'{cell:>{14 if name == "name" else 10}}' for name, cell in zip(columns, cells, strict=True))
+        lines.append((''.join(aligned) + f'  {row["role"]}').rstrip())
     return '\n'.join(lines)

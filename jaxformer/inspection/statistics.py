@@ -156,16 +156,26 @@ def spectral_norm(matrix: np.ndarray) -> float:
         return math.nan
 
 
+def group_norms(found: Sequence[tuple[Row, Statistics | None]]) -> dict[str, float]:
+    """Norm of each part of the model (`parameters.groups`), over what of it can be read and is finite."""
+    squares: dict[str, float] = {}
+    for row, statistics in found:
+        part = parameters.group(row.path)
+        square = statistics.norm**2 if statistics and math.isfinite(statistics.norm) else 0.0
+        squares[part] = squares.get(part, 0.0) + square
+    return {part: math.sqrt(square) for part, square in sorted(squares.items())}
+
+
 def as_json(found: Sequence[tuple[Row, Statistics | None]]) -> dict[str, Any]:
-    """As `parameters.as_json`, each parameter with its "statistics" (null where it cannot be read)."""
-    listed = parameters.as_json([row for row, _ in found])
+    """As `parameters.as_json` with "group_norms", each with its "statistics" (null where it cannot be read)."""
+    listed = {**parameters.as_json([row for row, _ in found]), 'group_norms': group_norms(found)}
     for entry, (_, statistics) in zip(listed['parameters'], found, strict=True):
         entry['statistics'] = statistics and jsonable(dataclasses.asdict(statistics))
     return listed
 
 
 def as_text(found: Sequence[tuple[Row, Statistics | None]]) -> str:
-    """An aligned table, the column `update` only where an earlier step was given."""
+    """An aligned table, the column `update` only where an earlier step was given; and the parts of the model."""
     updates = any(statistics and statistics.update is not None for _, statistics in found)
     lines: list[tuple[str, ...]] = [
         ('parameter', 'shape', 'norm', 'spectral', 'least', 'greatest', 'zeros', 'not finite', 'update')
@@ -178,4 +188,9 @@ def as_text(found: Sequence[tuple[Row, Statistics | None]]) -> str:
         numbers = [f'{value:.4g}' for value in (s.norm, s.spectral, s.least, s.greatest)]
         update = '' if s.update is None else f'{s.update:.3%}'
         lines.append((row.path, shape, *numbers, f'{s.zeros:.2%}', f'{s.non_finite:,}', update))
-    return parameters.aligned([line if updates else line[:-1] for line in lines], right=range(2, 9))
+    rows = [row for row, _ in found]
+    counts, sizes, norms = parameters.groups(rows), parameters.group_bytes(rows), group_norms(found)
+    parts = [('part', 'count', 'bytes', 'norm')]
+    parts += [(part, f'{counts[part]:,}', f'{sizes[part]:,}', f'{norms[part]:.4g}') for part in counts]
+    table = parameters.aligned([line if updates else line[:-1] for line in lines], right=range(2, 9))
+    return f'{table}\n\n{parameters.aligned(parts, right=(1, 2, 3))}'

@@ -1,12 +1,17 @@
 """Importance of heads: the loss without each, its gradient by finite differences, curves that end where they must."""
 
+import jax
 import numpy as np
 import pytest
 
+from jaxformer import sharding
 from jaxformer.ablate import heads
 from jaxformer.data import corpus
 from jaxformer.decode.open import open_run
+from jaxformer.decode.predict import Decoder
+from jaxformer.errors import UserError
 from jaxformer.inspection import prune
+from jaxformer.model import transformer
 from jaxformer.train import loop
 
 
@@ -75,3 +80,34 @@ def test_curves_go_from_the_whole_model_to_none_of_its_heads(study, importance):
     assert str(importance.order()[-1]) in text.splitlines()[1]  # the one that matters most comes first
     names = text.splitlines()[-1].split('--heads=')[1]
     assert prune.parse(names, study.run.cfg.model) == importance.order()[:6]
+
+
+def test_heads_that_go_in_turn_leave_the_least_loss_each_time(study):
+    gone = study.in_turn(2)
+    assert loss(study, gone[:1]) == min(loss(study, [head]) for head in study.heads)
+    assert loss(study, gone) == min(loss(study, [gone[0], head]) for head in study.heads if head != gone[0])
+
+
+def test_error_rates_are_those_of_the_pruned_model(study, importance):
+    """With as many heads left in each layer, so that pruning takes all of them out."""
+    model, judged = study.run.cfg.model, study.split
+    one_each = [head for head in study.heads if head.head == head.layer]
+    orders = {'by hand': one_each, 'random 1': importance.order(), 'random 2': importance.order()[::-1]}
+    found = study.decoded(orders, 6, judged)
+    assert list(found) == ['all heads', *orders] and len({str(rates) for rates in found.values()}) > 2
+    cfg, params = prune.pruned(study.run.cfg, study.run.params, one_each)
+    fewer = transformer.build(cfg.model, len(study.run.vocab))
+    mesh = sharding.make_mesh(cfg.mesh, jax.devices()[:1])
+    for name, decoder, weights in (
+        ('by hand', Decoder(cfg, fewer, study.run.vocab, mesh), params),
+        ('all heads', Decoder(study.run.cfg, study.run.model, study.run.vocab, mesh), study.run.params),
+    ):
+        expected = decoder.split_error_rates(weights, judged)
+        assert {rate: found[name][rate] for rate in expected} == pytest.approx(expected)
+    assert cfg.model.kept_heads.cross == ((1,), (0,)) != model.kept_heads.cross
+    text = heads.decoded_text(found, 6).splitlines()
+    rates = [100 * next(iter(found[name].values())) for name in ('random 1', 'random 2')]
+    assert f'{np.mean(rates):.2f} ± {abs(rates[0] - rates[1]) / 2**0.5:.2f}' in text[-1]
+    for left in (-1, 12):
+        with pytest.raises(UserError, match=f'--keep={left}: a number from 0 to 11'):
+            study.refuse_left(left)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from jaxformer.data import corpus
+from jaxformer.decode.open import open_run
 from jaxformer.errors import UserError
 from jaxformer.inspection import agreement, attribution_report
 from jaxformer.main import main
@@ -94,3 +96,15 @@ def test_a_directory_that_cannot_be_written_is_named(trained, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match=f'{tmp_path}/file'):
         attribution_report.draw(report, tmp_path / 'file')
+
+
+def test_over_a_split_it_is_that_of_its_texts(trained):
+    run = open_run(trained)
+    split = corpus.load(run.cfg.data).split('dev')
+    found = attribution_report.of_split(run, split, 3)
+    texts = [split.source_text(number) for number in (0, (len(split) - 1) // 2, len(split) - 1)]
+    expected = attribution_report.of_lines(trained, texts).agreement
+    np.testing.assert_array_equal(found.agreement.mean_KK, expected.mean_KK)
+    assert found.agreement.texts == expected.texts == 3 and found.texts == ()
+    text = attribution_report.as_text(found)
+    assert text.startswith('rank correlation of magnitudes, mean of 3 texts')

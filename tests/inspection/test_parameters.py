@@ -85,6 +85,8 @@ def test_json_and_text_hold_every_row(trained):
     assert data['total'] == sum(data['groups'].values()) == sum(row['count'] for row in data['parameters'])
     assert data['bytes'] == 4 * data['total']
     assert [row['path'] for row in data['parameters']] == [row.path for row in rows]
+    assert data['bytes'] == sum(data['group_bytes'].values()) and data['group_bytes'].keys() == data['groups'].keys()
+    assert data['group_bytes']['norms'] == 4 * data['groups']['norms']
     table, groups, end = parameters.as_text(rows).split('\n\n')
     lines = table.splitlines()
     assert len(lines) == 1 + len(rows) and len(groups.splitlines()) == 1 + len(data['groups'])

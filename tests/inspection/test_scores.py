@@ -1,12 +1,15 @@
 """Numbers about a head are those of its weights, by hand for one text and over a split, and name what it looks at."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from jaxformer.data import corpus
 from jaxformer.decode.open import open_run
 from jaxformer.errors import UserError
-from jaxformer.inspection import attention, choice, scores
+from jaxformer.inspection import attention, choice, explorer, prune, scores
+from jaxformer.model import transformer
 
 NAMES = ('entropy', 'distance', 'first', 'previous', 'diagonal', 'next', 'slant')
 
@@ -95,3 +98,24 @@ def test_flags_are_numbers_from_one():
     ):
         with pytest.raises(UserError, match=said):
             choice.parse(*arguments)
+
+
+def test_heads_of_a_pruned_model_have_their_numbers_and_their_names(run):
+    """What is left of layer 1 are heads 1 and 3, of layer 2 heads 2 and 3."""
+    gone = prune.parse('encoder.1.2,encoder.2.1', run.cfg.model)
+    cfg, params = prune.pruned(run.cfg, run.params, gone)
+    fewer = dataclasses.replace(run, cfg=cfg, params=params, model=transformer.build(cfg.model, len(run.vocab)))
+    masked = dataclasses.replace(run, params=prune.masked(run.params, run.cfg.model, gone))
+    rows, whole = (
+        {row['name']: row for row in scores.as_json(scores.of_maps(of, attention.of_run(of, '3 1 4', '4 1 3')))}
+        for of in (fewer, masked)
+    )
+    encoder = [name for name in rows if name.startswith('encoder')]
+    assert encoder == ['encoder.1.1', 'encoder.1.3', 'encoder.2.2', 'encoder.2.3']
+    assert [rows[name]['head'] for name in encoder] == [1, 2, 1, 2] and 'cross.2.3' in rows
+    for name in rows:
+        for number in NAMES:
+            assert rows[name][number] == pytest.approx(whole[name][number], abs=1e-5)
+    page = explorer._example(fewer, attention.of_run(fewer, '3 1 4'), choice.ALL)['kinds']
+    assert '; encoder.1.3 before pruning.' in page[0]['summary'][0][1] and 'pruning' not in page[1]['summary'][0][1]
+    assert 'encoder.2.2' in scores.as_text(scores.of_maps(fewer, attention.of_run(fewer, '3 1 4')))

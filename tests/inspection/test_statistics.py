@@ -5,12 +5,14 @@ import math
 import pathlib
 import shutil
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from flax import traverse_util
 
 from jaxformer import checkpoint
+from jaxformer.decode.open import open_run
 from jaxformer.inspection import statistics
 from jaxformer.inspection.parameters import Row
 from jaxformer.main import main
@@ -44,6 +46,19 @@ def test_numbers_of_a_run_are_those_of_numpy(trained):
     assert found['embedding'].spectral == pytest.approx(np.linalg.norm(now['embedding'], 2))
     norm = 'encoder/layers/feed_forward_norm/scale'
     assert found[norm].spectral == pytest.approx(np.linalg.norm(now[norm], axis=1).max())
+
+
+def test_norms_of_parts_are_those_of_their_arrays(trained):
+    found = statistics.of_checkpoint(trained, 60)
+    norms = statistics.as_json(found)['group_norms']
+    params = open_run(trained, 60).params
+    cross = jax.tree.leaves(params['decoder']['layers']['cross_attention'])
+    assert norms['decoder/cross_attention'] == pytest.approx(np.sqrt(sum(np.sum(np.square(leaf)) for leaf in cross)))
+    assert norms['embedding'] == pytest.approx(np.linalg.norm(params['embedding']))
+    whole = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(params)))
+    assert np.sqrt(sum(norm**2 for norm in norms.values())) == pytest.approx(whole)
+    parts = statistics.as_text(found).split('\n\n')[1].splitlines()
+    assert len(parts) == 1 + len(norms) and parts[-1].endswith(f'{list(norms.values())[-1]:.4g}')
 
 
 def test_blocks_change_nothing(monkeypatch):
@@ -86,7 +101,8 @@ def test_numbers_that_are_not_finite_are_counted_and_left_out():
 def test_table_names_what_cannot_be_read(trained, tmp_path, caplog):
     run = pathlib.Path(shutil.copytree(trained, tmp_path / 'run'))
     rows = statistics.of_checkpoint(run, 60)
-    assert 'update' not in statistics.as_text(rows) and len(statistics.as_text(rows).splitlines()) == 1 + len(rows)
+    table = statistics.as_text(rows).split('\n\n')[0]
+    assert 'update' not in table and len(table.splitlines()) == 1 + len(rows)
     largest = max(run.glob('checkpoints/60/state/**/d/*'), key=lambda file: file.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
