@@ -190,6 +190,7 @@ def get_config() -> ConfigDict:
     # text), or of each piece of about 4,096 characters of a text, sends 88 % to train, 2 % to dev and 10 % to test.
     data.source = ''
     data.target = ''  # parallel: the other file. TFDS: the other feature
+    data.targets = ''  # pairs: what `decode --split=train` wrote, to learn in the place of train's own targets
     # native (symbols of the task, or words) | characters | bytes | bpe (of bytes, trained) | file (of another model)
     data.tokenizer = 'native'
     data.tokenizer_size = 8192  # bpe: rows, special ones included

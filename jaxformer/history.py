@@ -36,6 +36,7 @@ BEFORE: Mapping[str, Any] = {
     'model.kept_heads.decoder': (),
     'model.kept_heads.cross': (),
     'train.inspect_every': 0,
+    'data.targets': '',
 }
 """Field → its value in the config.json of a run that was written without it.
 

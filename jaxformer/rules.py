@@ -253,6 +253,8 @@ def _data(cfg: Config) -> Iterable[Problem]:
         for path, mixer in stacks(cfg).items():
             if mixer not in ('attention', 'rnn', 'lstm', 'gru'):
                 yield path, f'attention or recurrent with data.packing=documents: {mixer} mixes what shares a row'
+    if data.targets and kind != 'pairs':
+        yield 'data.targets', f'empty with data.name={data.name}, whose examples are no pairs'
     if data.min_length > data.max_length:
         yield 'data.min_length', f'at most data.max_length={data.max_length}'
 

@@ -131,6 +131,7 @@ REFUSED = [  # (changes, field, part of the reason)
     ({'data.name': 'wmt14_translate/de-en', 'data.source': 'de'}, 'data.target', 'the name of a TFDS feature'),
     ({'data.name': 'parallel', 'data.target': 'b'}, 'data.source', 'set with data.name=parallel'),
     (CLASSIFIER | {'data.name': 'labelled'}, 'data.source', 'set with data.name=labelled'),
+    (LM | {'data.targets': 'a'}, 'data.targets', 'whose examples are no pairs'),
     ({'data.tokenizer': 'bpe'}, 'data.tokenizer', 'native with data.name=cmudict'),
     (LM | {'data.tokenizer': 'native'}, 'data.tokenizer', 'characters, bytes, bpe or file'),
     (LM | {'data.tokenizer': 'file'}, 'data.tokenizer_file', 'set with data.tokenizer=file'),

@@ -18,7 +18,7 @@ from etils import epath
 
 from jaxformer import files
 from jaxformer.config import DataConfig
-from jaxformer.data import sources
+from jaxformer.data import sources, text
 from jaxformer.data.held_out import SPLITS
 from jaxformer.data.prepare import TEXT_SIZES, prepare
 from jaxformer.data.ragged import Ragged
@@ -132,7 +132,10 @@ def _damage_named(directory: epath.Path) -> Iterator[None]:
 
 def identity(data: DataConfig) -> dict[str, Any]:
     """All that the examples depend on, down to the contents of files and the versions of packages, as plain values."""
-    return json.loads(json.dumps({'name': data.name, **sources.find(data.name).settings(data)}))
+    settings = {'name': data.name, **sources.find(data.name).settings(data)}
+    if data.targets:
+        settings['targets'] = text.fingerprint(text.find('data.targets', data.targets, several=False))
+    return json.loads(json.dumps(settings))
 
 
 def prepared_directory(data: DataConfig) -> epath.Path:

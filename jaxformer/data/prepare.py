@@ -11,7 +11,7 @@ from etils import epath
 
 from jaxformer import files
 from jaxformer.config import DataConfig
-from jaxformer.data import sources, special_ids, syntax, too_few
+from jaxformer.data import hypotheses, sources, special_ids, syntax, too_few
 from jaxformer.data.examples import Labelled, without_empty
 from jaxformer.data.held_out import SPLITS
 from jaxformer.data.ragged import Ragged
@@ -48,7 +48,10 @@ def _pairs(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocab
         for row in pairs['train']
         for text in (' '.join(own(row['source'])) if own else row['source'], row['target'])
     )
-    vocab = _vocabulary(data, texts, alphabet=source.alphabet(data))
+    vocab = _vocabulary(data, texts, alphabet=source.alphabet(data))  # whatever data.targets holds: a teacher's own
+    if data.targets:
+        pairs['train'] = without_empty(hypotheses.in_place(pairs['train'], data.targets), data.targets)
+        too_few.refuse(data, 'train', len(pairs['train']))
     for split in SPLITS:
         rows = pairs[split]
         written, targets = (row['source'] for row in rows), (row['target'] for row in rows)

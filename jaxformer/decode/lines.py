@@ -1,5 +1,7 @@
 """Text lines through a run's newest whole checkpoint: a list of them, or a stream."""
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -7,9 +9,11 @@ from typing import Any, BinaryIO
 
 from absl import logging
 
+from jaxformer.data import corpus as corpora
+from jaxformer.data.splits import PairSplit
 from jaxformer.decode.continuation import Continuation
 from jaxformer.decode.labels import Labels
-from jaxformer.decode.open import changed, on_every_device, open_run
+from jaxformer.decode.open import changed, on_every_device, open_run, read_config
 from jaxformer.decode.predict import Decoder
 from jaxformer.decode.stream import Lines, Progress
 from jaxformer.errors import UserError
@@ -110,3 +114,18 @@ def decode_lines(
     outputs = writer.lines(lines)
     writer.warn()
     return outputs
+
+
+def sources(workdir: str | os.PathLike, split: str) -> contextlib.AbstractContextManager[tuple[BinaryIO, int]]:
+    """The sources of a split of a run's own data as lines, in its order, as `data.text.opened` gives those of a file.
+
+    Raises:
+      UserError: no such run or split, or data that are no pairs.
+    """
+    data = read_config(workdir).data
+    found = corpora.load(data).split(split)
+    if not isinstance(found, PairSplit):
+        raise UserError(f'--split={split}: data.name={data.name} has no sources, as pairs have; give --input')
+    lines = (found.source_text(index).replace('\n', ' ') for index in range(len(found)))  # a line stays one
+    content = ''.join(f'{line}\n' for line in lines).encode()
+    return contextlib.nullcontext((io.BytesIO(content), len(content)))

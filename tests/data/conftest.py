@@ -17,6 +17,7 @@ def make_data():
         defaults = {
             'source': '',
             'target': '',
+            'targets': '',
             'tokenizer': 'native',
             'tokenizer_size': 300,
             'packing': 'stream',

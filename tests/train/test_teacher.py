@@ -9,8 +9,12 @@ import scipy.stats
 import small
 
 from jaxformer import losses
+from jaxformer.data import corpus
+from jaxformer.decode.lines import decode_lines
+from jaxformer.decode.open import open_run
 from jaxformer.errors import UserError
-from jaxformer.train import loop, verify
+from jaxformer.main import main
+from jaxformer.train import loop, memory, verify
 
 STUDENT = {**small.QUICK, 'train.num_steps': 6, 'train.checkpoint_every': 3, 'eval.every': 0}
 SMALLER = {'model.d_model': 8, 'model.num_heads': 2, 'model.d_ff': 6}
@@ -59,6 +63,45 @@ def test_a_smaller_student_goes_on_to_the_bit_also_in_parts(teacher, tmp_path):
     whole, parts, alone = (list(small.lines(tmp_path / n, 'train/loss').values()) for n in ('whole', 'parts', 'alone'))
     np.testing.assert_allclose(parts, whole, rtol=1e-5)
     assert abs(whole[-1] - alone[-1]) > 1e-3
+
+
+def test_a_teacher_of_no_weight_is_not_asked(tmp_path):
+    loop.train(small.make({**STUDENT, 'train.teacher': '/nowhere', 'train.teacher_weight': 0.0}), tmp_path / 'none')
+    loop.train(small.make(STUDENT), tmp_path / 'alone')
+    none, alone = (list(small.lines(tmp_path / name, 'train/loss').values()) for name in ('none', 'alone'))
+    assert none == alone and len(none) == 6
+
+
+def test_a_student_learns_what_its_teacher_wrote(teacher, tmp_path, capsys):
+    """By the two commands of the documentation: each training source with the beams that the teacher finds for it."""
+    out, beam = tmp_path / 'out.txt', ['--config.eval.search=beam', '--config.eval.num_best=2']
+    assert main(['decode', f'--workdir={teacher}', '--split=train', f'--output={out}', *beam]) == 0
+    cfg = small.make({**STUDENT, **SMALLER, 'data.targets': str(out), 'train.teacher': str(teacher)})
+    mine, theirs = (corpus.load(data).split('train') for data in (cfg.data, small.make(STUDENT).data))
+    sources = [theirs.source_text(i) for i in range(len(theirs))]
+    search = {'eval.search': 'beam', 'eval.num_best': 2}
+    found = [
+        line.split(' ||| ')[:2] for lines in decode_lines(teacher, None, sources, search) for line in lines.split('\n')
+    ]
+    expected = [(sources[int(number)], [text]) for number, text in found if text.strip()]
+    assert [(mine.source_text(i), mine.reference_texts(i)) for i in range(len(mine))] == expected
+    assert len(found) == 2 * len(sources) and len({text for _, text in found}) > 2
+    assert loop.train(cfg, tmp_path / 'student')['dev/examples'] > 0
+    assert main(['decode', f'--workdir={teacher}', '--split=all']) == 2
+    assert "split 'all'" in capsys.readouterr().err
+    assert main(['decode', f'--workdir={teacher}', '--split=dev', '--input=-']) == 2
+    assert 'there is no split to read' in capsys.readouterr().err
+
+
+def test_the_memory_of_a_teacher_is_counted(teacher):
+    """Its parameters lie beside the state and are no part of it; its logits come in with the batch."""
+    cfg = small.make({**STUDENT, **SMALLER, 'train.teacher': str(teacher)})
+    alone, taught = (memory.of_step(c, 15)[9, 9] for c in (small.make({**STUDENT, **SMALLER}), cfg))
+    params = open_run(teacher).params
+    assert taught.teacher == sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > 0 == alone.teacher
+    assert taught.arguments - alone.arguments == 6 * 9 * 15 * 4  # B, T, V, float32
+    assert taught.teacher_temporaries > 0 == alone.teacher_temporaries
+    assert taught.total >= alone.total + taught.teacher + 6 * 9 * 15 * 4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""What a model wrote in the place of the training targets: `data.targets`."""
+
+import functools
+
+import pytest
+
+from jaxformer.data import corpus, hypotheses
+from jaxformer.errors import UserError
+
+PAIRS = [{'source': s, 'target': 'old', 'references': ['old', 'older']} for s in ('a', 'b', 'c')]
+
+
+def written(tmp_path, text):
+    (tmp_path / 'out').write_text(text)
+    return hypotheses.in_place(PAIRS, str(tmp_path / 'out'))
+
+
+def sides(pairs):
+    assert all(pair['references'] == [pair['target']] for pair in pairs)
+    return [(pair['source'], pair['target']) for pair in pairs]
+
+
+def test_a_line_is_of_the_pair_of_its_number_also_where_it_looks_like_a_hypothesis(tmp_path):
+    expected = [('a', 'X Y'), ('b', ''), ('c', '0 ||| Z ||| -1.000000')]
+    assert sides(written(tmp_path, 'X Y\n\n0 ||| Z ||| -1.000000\n')) == expected
+
+
+def test_of_n_best_each_hypothesis_is_a_pair(tmp_path):
+    text = '0 ||| X ||| -0.500000\n0 ||| Y ||| Z ||| -1.250000\n1 |||  ||| 0.000000\n2 ||| W ||| -inf\n'
+    assert sides(written(tmp_path, text)) == [('a', 'X'), ('a', 'Y ||| Z'), ('b', ''), ('c', 'W')]
+
+
+@pytest.mark.parametrize(
+    ('text', 'count'),
+    [
+        ('X\nY\n', 2),
+        ('', 0),
+        ('X\n' * 4, 4),
+        ('0 ||| X ||| -1.000000\n2 ||| X ||| -1.000000\n3 ||| X ||| -1.000000\n', 3),
+        ('1 ||| X ||| -1.000000\n0 ||| X ||| -1.000000\n2 ||| X ||| -1.000000\n', 3),
+        ('0 ||| X ||| -1.000000\n0 ||| Y ||| -1.000000\n1 ||| X ||| -1.000000\n', 2),
+    ],
+)
+def test_a_file_of_other_examples_is_refused(tmp_path, text, count):
+    with pytest.raises(
+        UserError, match=f'data.targets=.*out: {count} outputs and 3 pairs in train; let `jaxformer dec'
+    ):
+        written(tmp_path, text)
+
+
+def test_train_alone_changes_and_keeps_the_symbols_of_the_data(make_data, tmp_path):
+    """Also those that no output has, so that a student has the symbols of its teacher; a new file is read anew."""
+    data = functools.partial(make_data, tmp_path / 'data', 'copy', num_examples=30, num_symbols=5)
+    plain = corpus.load(data())
+    before = plain.split('train')
+    (tmp_path / 'out').write_text('3\n' + '\n' + '4 4\n' * (len(before) - 2))
+    changed = corpus.load(data(targets=str(tmp_path / 'out')))
+    train = changed.split('train')
+    assert changed.vocab.to_json() == plain.vocab.to_json()
+    assert [train.source_text(i) for i in range(2)] == [before.source_text(i) for i in (0, 2)]  # the blank one is out
+    assert train.reference_texts(0) == ['3'] and {*map(str, map(train.reference_texts, range(1, 9)))} == {"['4 4']"}
+    assert [changed.decode(train.target[i]) for i in (0, 1)] == ['3', '4 4']
+    dev = [[c.split('dev').reference_texts(i) for i in range(len(c.split('dev')))] for c in (plain, changed)]
+    assert dev[0] == dev[1] and dev[0]
+    (tmp_path / 'out').write_text('2\n' * len(before))
+    again = corpus.load(data(targets=str(tmp_path / 'out')))
+    assert again.split('train').reference_texts(0) == ['2'] and len(again.split('train')) == len(before)
+    with pytest.raises(UserError, match='data.targets=.*: .*gone is no file'):
+        corpus.load(data(targets=str(tmp_path / 'gone')))
