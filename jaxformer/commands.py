@@ -71,16 +71,23 @@ def evaluate(values: flags.FlagValues, positional: Sequence[str], changes: dict[
 
 
 def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Decodes --input line by line to --output (standard output without it); --config.eval.… for another search."""
+    """Decodes --input line by line to --output (standard output without it); --config.eval.… for another search.
+
+    --split in the place of --input: the sources of that split of the run's own data, in its order; what is written
+    so of train, config.data.targets takes for the targets of a student.
+    """
     _none_left(positional)
+    if values.split and values.input:
+        raise UserError(f'--split={values.split}: with --input={values.input} there is no split to read; give one')
     from jaxformer import files
     from jaxformer.data import text
-    from jaxformer.decode.lines import Writer
+    from jaxformer.decode.lines import Writer, sources
 
-    path, workdir = needed(values, 'input'), needed(values, 'workdir')
+    workdir = needed(values, 'workdir')
+    opened = sources(workdir, values.split) if values.split else text.opened(needed(values, 'input'))
     if values.output:
         _refuse_unwritable(values.output)
-    with text.opened(path) as (source, num_bytes):
+    with opened as (source, num_bytes):
         writer = Writer(workdir, values.step, changes)
         if values.output:
             with files.writing(values.output) as file:

@@ -24,6 +24,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   eval     --workdir=RUN [--step=N] [--split=test] [--config.data.b=value …]      loss, perplexity and error rates
   eval     --workdir=RUN --against=RUN | --hypotheses=FILE --references=FILE[,FILE]     compare two; BLEU of a file
   decode   --workdir=RUN --input=FILE|- [--output=FILE] [--config.eval.b=value …]       one output line per input line
+  decode   --workdir=RUN --split=train --output=FILE            of the sources of its own data, to teach a student by
   plan     --grid=FILE --workdir=GRID [--seeds=N] [--memory] [--config.a.b=value …]     what a grid would run and take
   ablate   --grid=FILE --workdir=GRID [--seeds=N] [--config.a.b=value …]     run what is missing of a grid
   status   --workdir=GRID                                       how far its runs are, who works on them, time left
@@ -60,6 +61,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         None,
         {
             'eval': 'train, dev or test; what eval.split says without it',
+            'decode': 'train, dev or test: its sources in the place of an --input',
             'export': 'with --quantize: train, dev or test, on which both are judged and timed',
             'inspect': 'train, dev or test; attention, attribution: the means over it in the place of an --input; '
             'heads: its loss',
@@ -127,7 +129,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
         commands.evaluate,
         ('workdir', 'step', 'split', 'against', 'hypotheses', 'references', 'json'),
     ),
-    'decode': (commands.decode, ('workdir', 'step', 'input', 'output')),
+    'decode': (commands.decode, ('workdir', 'step', 'input', 'split', 'output')),
     'plan': (commands.plan, ('grid', 'workdir', 'seeds', 'memory', 'json')),
     'ablate': (commands.ablate, ('grid', 'workdir', 'seeds', 'launcher', 'workers', 'slurm', 'retry_failed')),
     'status': (commands.status, ('workdir', 'json')),
