@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
 from jaxformer.model import kernels, ops
-from jaxformer.model.cache import Cache, of_layer, with_layer, with_rows
+from jaxformer.model.cache import Cache, no_rows, rows_of_layer, with_rows
 from jaxformer.model.context import Context, Draw
 from jaxformer.model.masks import Sight
 from jaxformer.model.positions import POSITIONS, refuse_longer
@@ -110,10 +110,10 @@ class CrossAttention(MultiHeadAttention):
         if context.memory_BSD is not None:
             k_BSGK, v_BSGE = self.keys(context.memory_BSD), self.values(context.memory_BSD)
             if cache is not None:
-                cache = with_layer(cache, layer, {'key': k_BSGK, 'value': v_BSGE})
+                cache = with_rows(cache, layer, {'key': k_BSGK, 'value': v_BSGE}, 0)
         else:
             assert cache is not None
-            k_BSGK, v_BSGE = of_layer(cache['key'], layer), of_layer(cache['value'], layer)
+            k_BSGK, v_BSGE = rows_of_layer(cache['key'], layer), rows_of_layer(cache['value'], layer)
         view = View(Sight(context.memory_BS), dropout)
         y_BTD, weights_BHTS = self.look(self.queries(x_BTD), k_BSGK, v_BSGE, view, context)
         return y_BTD, cache, {} if weights_BHTS is None else {'cross': weights_BHTS}
@@ -128,7 +128,7 @@ class SelfAttention(MultiHeadAttention):
     def empty_cache(cfg: ModelConfig, B: int, length: int, dtype: jnp.dtype) -> Cache:
         """Room for the keys and values of `length` rows."""
         G = cfg.num_kv_heads
-        return {'key': jnp.zeros((B, length, G, cfg.d_k), dtype), 'value': jnp.zeros((B, length, G, cfg.d_v), dtype)}
+        return {'key': no_rows(B, length, G, cfg.d_k, dtype), 'value': no_rows(B, length, G, cfg.d_v, dtype)}
 
     def __call__(
         self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Draw
@@ -138,7 +138,7 @@ class SelfAttention(MultiHeadAttention):
         k_BSGK, v_BSGE = position.rotate(cfg, self.keys(x_BTD), context.position_BT), self.values(x_BTD)
         if cache is not None:
             cache = with_rows(cache, layer, {'key': k_BSGK, 'value': v_BSGE}, context.start)
-            k_BSGK, v_BSGE = of_layer(cache['key'], layer), of_layer(cache['value'], layer)
+            k_BSGK, v_BSGE = rows_of_layer(cache['key'], layer), rows_of_layer(cache['value'], layer)
         view = self.view(context, layer, dropout)
         y_BTD, weights_BHTS = self.look(q_BTHK, k_BSGK, v_BSGE, view, context)
         return y_BTD, cache, {} if weights_BHTS is None else {'self': weights_BHTS}
@@ -169,17 +169,18 @@ class Static(SelfAttention):
     @staticmethod
     def empty_cache(cfg: ModelConfig, B: int, length: int, dtype: jnp.dtype) -> Cache:
         """Room for the values of `length` rows."""
-        return {'value': jnp.zeros((B, length, cfg.num_kv_heads, cfg.d_v), dtype)}
+        return {'value': no_rows(B, length, cfg.num_kv_heads, cfg.d_v, dtype)}
 
     def __call__(
         self, x_BTD: Array, cache: Cache | None, context: Context, layer: Array, dropout: Draw
     ) -> tuple[Array, Cache | None, Maps]:
         cfg = self.cfg
-        refuse_longer(cfg, max(x_BTD.shape[1], context.key_BS.shape[1]), 'the static matrix')
+        for length in (x_BTD.shape[1], context.key_BS.shape[1]):
+            refuse_longer(cfg, length, 'the static matrix')
         v_BSGE = self.values(x_BTD)
         if cache is not None:
             cache = with_rows(cache, layer, {'value': v_BSGE}, context.start)
-            v_BSGE = of_layer(cache['value'], layer)
+            v_BSGE = rows_of_layer(cache['value'], layer)
         cut = jax.vmap(lambda query_T, key_S: self.mixing[:, query_T][:, :, key_S])
         scores_BHTS = cut(context.position_BT, context.key_BS).astype(jnp.float32)
         mask = self.view(context, layer, dropout).mask(cfg, x_BTD.shape[1], v_BSGE.shape[1])

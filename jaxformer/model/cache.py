@@ -2,11 +2,15 @@
 
 So a cache passes through the scan over the layers as one thing that is carried, and XLA writes it in place; as rows of
 a scan's input and output all of it would be copied at every token.
+
+Rows of heads are kept heads first, [N, B, G, S, …], which is how a product of one query with all of them reads them:
+rows first, they are put in another order for each token, which on a CPU takes longer than the product.
 """
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 Array = jax.Array
@@ -27,11 +31,21 @@ def with_layer(cache: Any, layer: Array, new: Any) -> Any:
     return jax.tree.map(put, cache, new)
 
 
+def no_rows(B: int, length: int, G: int, size: int, dtype: Any) -> Array:
+    """[B, G, S, size]: room for `length` rows of G heads in one layer."""
+    return jnp.zeros((B, G, length, size), dtype)
+
+
+def rows_of_layer(kept: Array, layer: Array) -> Array:
+    """[B, S, G, …] of one layer of [N, B, G, S, …]."""
+    return jnp.swapaxes(of_layer(kept, layer), 1, 2)
+
+
 def with_rows(cache: Cache, layer: Array, new: Cache, start: Array | int) -> Cache:
-    """The cache [N, B, S, …] with rows [B, T, …] of one layer at `start` … `start` + T − 1."""
+    """The cache [N, B, G, S, …] with rows [B, T, G, …] of one layer at `start` … `start` + T − 1."""
 
     def put(kept: Array, new: Array) -> Array:
-        at = layer, 0, start, *(0 for _ in new.shape[2:])
-        return lax.dynamic_update_slice(kept, new[None].astype(kept.dtype), at)
+        at = layer, 0, 0, start, 0
+        return lax.dynamic_update_slice(kept, jnp.swapaxes(new, 1, 2)[None].astype(kept.dtype), at)
 
     return jax.tree.map(put, cache, new)

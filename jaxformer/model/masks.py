@@ -37,4 +37,4 @@ class Sight(flax.struct.PyTreeNode):
 
 def rows(table_BT: Array, numbers: Array | int) -> Array:
     """Columns of a table [B or 1, T] by their numbers (for one beyond the end the last), or the whole of it."""
-    return table_BT if isinstance(numbers, int) else jnp.take(table_BT, numbers, axis=1, mode='clip')
+    return table_BT if ops.is_count(numbers) else jnp.take(table_BT, numbers, axis=1, mode='clip')

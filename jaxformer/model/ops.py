@@ -14,12 +14,17 @@ from jax.typing import DTypeLike
 Array = jax.Array
 
 
+def is_count(numbers: Array | int) -> bool:
+    """Whether these are so many (a number, or for `jax.export` the name of one), and no array of numbers."""
+    return not hasattr(numbers, 'ndim')
+
+
 def causal_mask(T: Array | int, S: Array | int, offset: Array | int = 0) -> Array:
     """[1, 1, T, S]: query i sees keys 0 … i + offset. `offset` counts the keys that precede the first query.
 
     T, S: how many queries and keys, or the numbers of some of them.
     """
-    query_T, key_S = (jnp.arange(side) if isinstance(side, int) else side for side in (T, S))
+    query_T, key_S = (jnp.arange(side) if is_count(side) else jnp.asarray(side) for side in (T, S))
     return (key_S[None, :] <= query_T[:, None] + offset)[None, None]
 
 

@@ -58,8 +58,8 @@ class Seq2Seq(Family):
     def start_cache(self, source_BS: Array, length: int) -> Cache:
         """Encodes the source and returns a decoder cache with room for `length` target positions.
 
-        layers: {'self': that of the mixer (key [N,B,length,G,K] and value [N,B,length,G,E] of attention),
-        'cross': {key [N,B,S,G,K], value [N,B,S,G,E]}}, source_mask [B,S], index [] int32 (positions written so
+        layers: {'self': that of the mixer (key [N,B,G,length,K] and value [N,B,G,length,E] of attention),
+        'cross': {key [N,B,G,S,K], value [N,B,G,S,E]}}, source_mask [B,S], index [] int32 (positions written so
         far), room [length] (its shape alone matters).
         """
         memory_BSD, valid_BS, _ = self._encode(source_BS, None, {})

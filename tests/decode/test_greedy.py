@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer import config
 from jaxformer.data.ids import BOS, EOS, PAD, Ids
-from jaxformer.decode.greedy import greedy, outputs
+from jaxformer.decode.greedy import first_greatest, greedy, outputs
 from jaxformer.model import transformer
 
 V = 9
@@ -68,6 +68,12 @@ def test_each_symbol_is_the_next_input_and_the_first_input_is_the_start_symbol()
 
     tokens, *_ = greedy(extend, jnp.zeros((1, 2), jnp.int32), starts(1), 2, V, OWN)
     np.testing.assert_array_equal(tokens, [[BOS + 3, BOS + 6]])
+
+
+def test_of_equals_the_first_is_taken_as_argmax_takes_it():
+    logits = np.random.default_rng(0).integers(0, 4, (50, 7)).astype(np.float32)
+    logits[0], logits[1, :3] = -np.inf, -np.inf
+    np.testing.assert_array_equal(first_greatest(jnp.asarray(logits)), np.argmax(logits, axis=1))
 
 
 def test_it_stops_when_every_row_has_ended():

@@ -184,7 +184,7 @@ def test_chunks_see_the_keys_up_to_their_own_position(make_model):
         logits, cache = extend(chunk, cache)
         parts.append(logits)
     np.testing.assert_allclose(np.concatenate(parts, axis=1), logits_of(model, params, tokens), atol=1e-5)
-    assert cache['index'] == 9 and not np.any(cache['layers']['self']['key'][:, :, 9:])
+    assert cache['index'] == 9 and not np.any(cache['layers']['self']['key'][:, :, :, 9:])
 
 
 @pytest.mark.parametrize('family', ['lm', 'seq2seq'])

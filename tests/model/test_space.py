@@ -195,7 +195,7 @@ def check_cache_shapes(case, cache, B, T):
     """B25: keys have the width of keys, values that of values; what looks back a little keeps a little."""
     m = case.drawn
     N, G, R = m.decoder_layers, m.num_kv_heads, m.recurrent.width
-    key, value = (N, B, T, G, m.d_k), (N, B, T, G, m.d_v)
+    key, value = (N, B, G, T, m.d_k), (N, B, G, T, m.d_v)
     reach = (m.conv.width - 1) * max(m.conv.dilations)
     expected = {
         'attention': [key, value],
@@ -208,7 +208,7 @@ def check_cache_shapes(case, cache, B, T):
     assert [leaf.shape for leaf in jax.tree.leaves(cache['layers']['self'])] == expected
     if case.family == 'seq2seq':
         cross, S = cache['layers']['cross'], case.inputs[0].shape[1]
-        assert (cross['key'].shape, cross['value'].shape) == ((N, B, S, G, m.d_k), (N, B, S, G, m.d_v))
+        assert (cross['key'].shape, cross['value'].shape) == ((N, B, G, S, m.d_k), (N, B, G, S, m.d_v))
 
 
 def check_parameters(case):

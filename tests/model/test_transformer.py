@@ -150,9 +150,9 @@ def test_cached_logits_are_the_uncached_ones_in_any_chunks(make_model, position,
     assert cache['index'] == 5
     own, cross = cache['layers']['self'], cache['layers']['cross']
     K = model.cfg.d_k
-    assert own['key'].shape == (2, 2, 6, kv_heads, K) and own['value'].shape == (2, 2, 6, kv_heads, 7)
-    assert cross['key'].shape == (2, 2, 7, kv_heads, K) and cross['value'].shape == (2, 2, 7, kv_heads, 7)
-    assert not np.any(own['key'][:, :, 5:]) and np.all(np.any(own['key'][:, :, :5] != 0, axis=(-1, -2)))
+    assert own['key'].shape == (2, 2, kv_heads, 6, K) and own['value'].shape == (2, 2, kv_heads, 6, 7)
+    assert cross['key'].shape == (2, 2, kv_heads, 7, K) and cross['value'].shape == (2, 2, kv_heads, 7, 7)
+    assert not np.any(own['key'][:, :, :, 5:]) and np.all(np.any(own['key'][:, :, :, :5] != 0, axis=-1))
 
 
 def test_a_token_is_written_into_the_cache_in_place(make_model):
