@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer.ablate import plan
+from jaxformer import config
+from jaxformer.ablate import count, plan
 from jaxformer.config import CHOICES
 
 EXPERIMENTS = Path(__file__).parents[2] / 'experiments'
@@ -88,3 +89,15 @@ def test_the_list_of_experiments_is_whole():
         cells = len(plan.read(EXPERIMENTS / f'{name}.py').cells)
         row = next(line for line in text.splitlines() if line.startswith(f'| `{name}.py` |'))
         assert row.split('|')[3].strip() == str(cells)
+
+
+def test_a_student_has_at_most_half_of_its_teacher_and_learns_from_one_thing_alone():
+    """The labels, the distributions, or the outputs, which lie in the directory of whichever teacher is named."""
+    changes = {'model.vocab_size': SYMBOLS, 'train.teacher': 'runs/other@7'}
+    grid = plan.resolve(plan.read(EXPERIMENTS / 'distillation.py', changes))
+    teacher = config.load(EXPERIMENTS.parent / 'configs' / 'g2p.py')
+    config.override(teacher, {'model.vocab_size': SYMBOLS})
+    whole = count.parameter_count(config.resolve(teacher))
+    assert all(0.45 < cell.parameters / whole <= 0.5 for cell in grid.cells)
+    learnt = [(cell.config.train.taught, cell.config.data.targets) for cell in grid.cells]
+    assert learnt == [(False, ''), (True, ''), (False, 'runs/other/train.txt')]
