@@ -108,8 +108,9 @@ def on_every_device(run: OpenRun) -> tuple[Mesh, Any]:
 def read_config(workdir: epath.PathLike) -> Config:
     """The configuration of a run. Raises UserError where `workdir` is not the directory of a run."""
     path = run_directory(workdir) / CONFIG
+    values = files.read_json(path)
     try:
-        return config.from_record(files.read_json(path))
+        return config.from_record(values)
     except UserError as error:
         raise UserError(f'{path}: {error}; put back a copy of the file') from error
 

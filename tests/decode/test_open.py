@@ -64,6 +64,9 @@ def test_mistakes_name_the_directory_and_the_remedy(run, tmp_path):
     with pytest.raises(UserError, match='no checkpoint yet'):
         open_run(run)
     (run / 'moved').rename(run / 'checkpoints')
+    (run / 'config.json').write_text('{"model": {"d_mo')
+    with pytest.raises(UserError, match=r'config.json: not a JSON file \(.*\); put back a copy of it$'):
+        open_run(run)
     (run / 'vocab.json').rename(run / 'config.json')
     with pytest.raises(UserError, match='config.symbols: no such field'):
         open_run(run)
@@ -85,14 +88,19 @@ def test_files_that_do_not_belong_to_the_checkpoint_are_named(run):
         open_run(run)
 
 
+def _without_empty_groups(values):
+    kept = {name: _without_empty_groups(value) if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: value for name, value in kept.items() if value != {}}
+
+
 def test_a_run_of_an_older_version_opens_and_means_what_it_meant(run):
     """Its config.json lacks the fields that came later, its manifests have no number."""
     values, now = files.read_json(run / files.CONFIG), read_config(run)
     for path in history.BEFORE:
         *groups, name = path.split('.')
         functools.reduce(dict.__getitem__, groups, values).pop(name)
-    values = {name: group for name, group in values.items() if group != {}}
-    del values['model']['kept_heads']
+    values = _without_empty_groups(values)
+    assert 'cohort' not in values and 'ids' not in values['model'] and 'score' in values['model']['attention']
     files.write_json(run / files.CONFIG, values)
     manifest = run / 'checkpoints' / '5' / checkpoint.MANIFEST
     files.write_json(manifest, {'files': files.read_json(manifest)['files']})
