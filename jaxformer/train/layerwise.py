@@ -1,7 +1,9 @@
 """What goes on in each layer while a run trains: how wide it looks, how large its values and its gradients are.
 
 A program of its own, asked every train.inspect_every steps with the state and the batch of the step to come, so that
-the step itself stays as it is. It costs about what a step and a half costs.
+the step itself stays as it is. Off by default, as it has to be compiled, too; every 100 steps is a good interval. Each
+time it costs what 1.2 steps cost of configs/quickstart.py, and 1.3 of configs/g2p.py (processor time on two cores,
+medians of seven and five pairs, 1.1 to 1.3 in each): every 100 steps 1.3 %.
 """
 
 import functools
