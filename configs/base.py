@@ -144,7 +144,7 @@ def get_config() -> ConfigDict:
     #                            restore: back to the newest checkpoint, and past the batches that came after it
     train.nan_limit = 10  # failures in a row (restore: without a new checkpoint) after which the others stop, too
     train.spike_factor = 0.0  # a loss beyond so many medians of the 100 before it is warned of and logged; 0 = none is
-    train.inspect_every = 0  # steps between entropies, outputs and gradient norms of each layer (100: + 1.3 %); 0 = none
+    train.inspect_every = 0  # steps between entropies, outputs and gradient norms of each layer (100: 1.3 %); 0 = none
     train.log_example_ids = False  # write the ids of each logged batch into metrics.jsonl
     train.teacher = ''  # a run (or RUN@STEP) whose distributions are learnt beside the labels; '' = none
     train.teacher_weight = 0.5  # loss = (1 - weight) of the labels + weight * temperature**2 * KL(teacher | student)
