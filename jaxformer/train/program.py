@@ -73,4 +73,6 @@ class Program:
         """How often each of its functions was compiled: once per bucket, if all is well."""
         jits = {'train': self.update, 'eval': self.evaluator.sums, 'decode': self.decoder.search}
         jits |= {'layers': self.layers.numbers} if self.layers else {}
+        if self.teacher:
+            jits['teacher'] = self.teacher.logits
         return {name: jit.compilations for name, jit in jits.items()}

@@ -62,6 +62,7 @@ def test_a_smaller_student_goes_on_to_the_bit_also_in_parts(teacher, tmp_path):
     loop.train(small.make({**named, 'train.teacher': ''}), tmp_path / 'alone')
     whole, parts, alone = (list(small.lines(tmp_path / n, 'train/loss').values()) for n in ('whole', 'parts', 'alone'))
     np.testing.assert_allclose(parts, whole, rtol=1e-5)
+    assert small.lines(tmp_path / 'whole', 'compilations')[6]['teacher'] == 1  # for its one bucket, at all six steps
     assert abs(whole[-1] - alone[-1]) > 1e-3
 
 
