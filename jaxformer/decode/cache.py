@@ -10,6 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxformer.config import Config, ModelConfig
+from jaxformer.model import transformer
+
 Array = jax.Array
 Cache = Mapping[str, Any]
 
@@ -35,3 +38,32 @@ def reorder(cache: Cache, parent_BK: Array) -> Cache:
 
     own = jax.tree.map(taken, cache['layers']['self'])
     return {**cache, 'layers': {**cache['layers'], 'self': own}}
+
+
+def num_bytes(cfg: ModelConfig, rows: int, length: int, source: int = 0) -> int:
+    """Bytes of the cache of so many rows with room for `length` positions, from its shapes; no array is made.
+
+    source: symbols of each source, of a seq2seq model.
+    """
+    model, V = transformer.build(cfg, max(cfg.vocab_size, 1)), max(cfg.vocab_size, 1)
+    params = transformer.abstract_params(cfg, V)
+    begin = lambda params, *args: model.apply({'params': params}, *args, method='start_cache')  # noqa: E731
+    if cfg.family == 'seq2seq':
+        given = jax.ShapeDtypeStruct((rows, source), jnp.int32)
+        cache = jax.eval_shape(lambda params, source_BS: begin(params, source_BS, length), params, given)
+    else:
+        cache = jax.eval_shape(lambda params: begin(params, rows, length), params)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+
+
+def of_search(cfg: Config) -> int:
+    """`num_bytes` of a batch of config.eval, a source (or a prompt) as long as the longest bucket.
+
+    A beam search has as many rows of each as beams; 0 for a family that goes on with no token.
+    """
+    if cfg.model.family not in ('seq2seq', 'lm'):
+        return 0
+    rows = cfg.eval.batch_size * (cfg.eval.beam_size if cfg.eval.search == 'beam' else 1)
+    longest = max(bucket[0] for bucket in cfg.data.buckets)
+    read = 0 if cfg.model.family == 'seq2seq' else longest
+    return num_bytes(cfg.model, rows, read + cfg.eval.max_decode_length, longest)
