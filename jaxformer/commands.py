@@ -215,6 +215,8 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     """Writes a checkpoint to the directory --output, in the layout of transformers, with its tokenizer.json.
 
     --quantize=int8: a run in its place, with weights in a quarter of the bytes; --split says what that changes.
+    --stablehlo: functions in its place that JAX runs without this package, on CPUs, CUDA GPUs and TPUs, for any
+    number of rows and any lengths; OUTPUT/signature.json says how they are called, and OUTPUT/decode.py calls them.
     """
     _none_left(positional)
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -222,7 +224,15 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     from jaxformer.inspection import quantize
 
     workdir, output = needed(values, 'workdir'), needed(values, 'output')
-    if values.quantize:
+    if values.stablehlo:
+        if values.quantize:
+            raise UserError(
+                f'--quantize={values.quantize}: not with --stablehlo, whose weights are numbers; leave one out'
+            )
+        from jaxformer.inspection import export_stablehlo
+
+        export_stablehlo.run(workdir, values.step, output)
+    elif values.quantize:
         quantize.refuse_unknown(values.quantize)
         _print_metrics(quantize.run(workdir, values.step, output, values.split), values.json)
     else:

@@ -36,6 +36,7 @@ USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --h
   average  --workdir=RUN [--last=5] --output=RUN                a run of the mean of its last checkpoints
   export   --workdir=RUN [--step=N] --output=DIR                a checkpoint in Hugging Face's layout
   export   --workdir=RUN [--step=N] --output=RUN --quantize=int8 [--split=dev]     a run with int8 weights
+  export   --workdir=RUN [--step=N] --output=DIR --stablehlo    functions that JAX runs without this package
   verify-resume --config=FILE [--steps=N] [--config.a.b=value …]     prove that a stopped run goes on to the bit
 """
 
@@ -96,6 +97,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         },
     ),
     'quantize': (STRING, '', 'int8: weights of eight bits, with a scale for each output channel'),
+    'stablehlo': (BOOLEAN, False, 'encode (lm: prefill) and step by jax.export, parameters, and a script that decodes'),
     'last': (INTEGER, 5, 'how many checkpoints, the newest'),
     'against': (STRING, '', 'another run (with --hypotheses: another file of outputs) to compare with'),
     'hypotheses': (STRING, '', 'a file of outputs, detokenised, to be judged without a run'),
@@ -138,7 +140,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'compare': (commands.compare, ('json',)),
     'import': (commands.import_, ('input', 'workdir')),
     'average': (commands.average, ('workdir', 'last', 'output')),
-    'export': (commands.export, ('workdir', 'step', 'output', 'quantize', 'split', 'json')),
+    'export': (commands.export, ('workdir', 'step', 'output', 'quantize', 'split', 'stablehlo', 'json')),
     'verify-resume': (commands.verify_resume, ('config', 'steps')),
 }
 
