@@ -27,7 +27,7 @@ import numpy as np
 from absl import app, flags
 
 from configs import base, g2p
-from experiments import benchmark_grid
+from experiments import benchmark_decoding, benchmark_grid
 from jaxformer import config, hyperparameters, optim, runtime, sharding
 from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 Batch = Mapping[str, np.ndarray]
 
 _CASE = flags.DEFINE_multi_enum(
-    'case', ['g2p', 'random'], ['g2p', 'random', 'grid'], 'What to measure (grid: see experiments/benchmark_grid.py).'
+    'case',
+    ['g2p', 'random'],
+    ['g2p', 'random', 'grid', 'decode'],
+    'What to measure (grid, decode: see experiments/benchmark_grid.py and benchmark_decoding.py).',
 )
 _SET = flags.DEFINE_multi_string('set', [], 'Change a field in every case, as in --set=model.num_layers=2.')
 _ROUNDS = flags.DEFINE_integer('rounds', 9, 'Rounds; in each, every side is measured once.', lower_bound=1)
@@ -334,10 +337,11 @@ def main(argv: Sequence[str]) -> None:
         with_torch = start_torch(threads)
         changes = dict(change.split('=', 1) for change in _SET.value)
         grid = benchmark_grid.measure(_ROUNDS.value, _SET.value) if 'grid' in _CASE.value else None
+        decoding = benchmark_decoding.measure(_ROUNDS.value) if 'decode' in _CASE.value and with_torch else None
         results = [
             measure(case_of(name, changes), _ROUNDS.value, _STEPS.value, _WARM_UP.value, with_torch)
             for name in dict.fromkeys(_CASE.value)
-            if name != 'grid'
+            if name not in ('grid', 'decode')
         ]
     except (UserError, RunError) as error:
         print(error, file=sys.stderr)
@@ -345,11 +349,24 @@ def main(argv: Sequence[str]) -> None:
     if _JSON.value:
         device = jax.devices()[0].device_kind
         print(
-            json.dumps({'threads': threads, 'device': device, 'load': load, 'cases': results, 'grid': grid}, indent=2)
+            json.dumps(
+                {
+                    'threads': threads,
+                    'device': device,
+                    'load': load,
+                    'cases': results,
+                    'grid': grid,
+                    'decoding': decoding,
+                },
+                indent=2,
+            )
         )
     else:
         if grid:
             print(benchmark_grid.table(grid))
+        if decoding:
+            print(benchmark_decoding.table(decoding))
+            print(f'{threads} threads; median of {_ROUNDS.value} rounds (least to greatest).')
         if results:
             print(table(results))
             print(f'{threads} threads; median of {_ROUNDS.value} rounds of {_STEPS.value} steps (least to greatest).')

@@ -1,0 +1,156 @@
+"""How fast is greedy decoding of a translation model, next to the same model in PyTorch?
+
+Question: new tokens per second of a seq2seq model of Marian's shape (6 + 6 layers, d_model 512, 8 heads, d_ff 2048,
+          32,000 symbols, random weights, three tables, as with one such a model repeats its input): 32 sources of 64
+          symbols each, 64 new tokens, greedy, float32, against `generate` of transformers with its cache of keys and
+          values, with as many threads. Both encode the sources, too; neither ends a row before the 64th token, as the
+          bias of the end is −10⁴ in both.
+Command:  make benchmark BENCHMARK='--case=decode --rounds=15'
+Result:   medians over the rounds, with the least and the greatest. In each round either side decodes the batch once, in
+          alternating order. Nothing is measured before both gave the same 2,048 tokens. The second ratio is that of
+          processor time, which other work on the machine leaves as it is; with --threads=1 it is one of work alone, as
+          no thread waits for another.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxformer import config, runtime
+from jaxformer.config import Config
+from jaxformer.data.ids import Ids
+from jaxformer.decode.found import Found
+from jaxformer.decode.greedy import greedy, start_symbols
+from jaxformer.errors import RunError
+from jaxformer.inspection import import_
+from jaxformer.model import transformer
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS, SOURCE, NEW = 32, 64, 64
+SIZES = {
+    'vocab_size': 32_000, 'd_model': 512, 'encoder_layers': 6, 'decoder_layers': 6, 'encoder_attention_heads': 8,
+    'decoder_attention_heads': 8, 'encoder_ffn_dim': 2048, 'decoder_ffn_dim': 2048, 'max_position_embeddings': 512,
+}  # fmt: skip
+EOS = 0
+NEVER = -1e4
+
+
+def marian(sizes: Mapping[str, int]) -> 'torch.nn.Module':
+    """A model of transformers with random weights, which says many different things and never ends."""
+    import torch
+    import transformers
+
+    pad = sizes['vocab_size'] - 1
+    special = {'pad_token_id': pad, 'decoder_start_token_id': pad, 'eos_token_id': EOS, 'forced_eos_token_id': None}
+    special |= {'tie_word_embeddings': False, 'share_encoder_decoder_embeddings': False}
+    transformers.logging.disable_progress_bar()
+    settings = transformers.MarianConfig(**sizes, **special, scale_embedding=True, activation_function='relu')
+    model = transformers.MarianMTModel(settings).eval()
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if values.dim() == 2 and 'embed_positions' not in name:
+                # What is added weighs less than what was read: else the mean of what relu gives drowns all symbols.
+                wide = 0.3 if name.endswith(('out_proj.weight', 'fc2.weight')) else 1.0
+                values.normal_(0, wide * sizes['d_model'] ** -0.5, generator=random)
+        model.final_logits_bias[0, EOS] = model.final_logits_bias[0, pad] = NEVER
+    return model
+
+
+def ours(cfg: Config, params: Any, source_BS: np.ndarray, new: int) -> tuple[Callable[[], np.ndarray], float]:
+    """(what decodes the batch to tokens [B, T], seconds that it took to compile)."""
+    runtime.configure(cfg.runtime)
+    V = cfg.model.vocab_size
+    model, special = transformer.build(cfg.model, V), Ids(pad=cfg.model.ids.pad, bos=-1, eos=EOS)
+
+    def search(params: Any, source_BS: jax.Array) -> Found:
+        apply = lambda method, *args: model.apply({'params': params}, *args, method=method)  # noqa: E731
+        extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
+        first_B = start_symbols(len(source_BS), cfg.model)
+        return greedy(extend, apply('start_cache', source_BS, new), first_B, new, V, special)
+
+    begun = time.perf_counter()
+    compiled = jax.jit(search).lower(params, source_BS).compile()
+    return lambda: np.asarray(compiled(params, source_BS).tokens), time.perf_counter() - begun
+
+
+def theirs(model: Any, source_BS: np.ndarray, new: int) -> Callable[[], np.ndarray]:
+    """What decodes the batch to tokens [B, T]."""
+    import torch
+
+    source = torch.from_numpy(source_BS.astype(np.int64))
+    options = {'do_sample': False, 'num_beams': 1, 'max_new_tokens': new, 'use_cache': True}
+
+    def decode() -> np.ndarray:
+        with torch.inference_mode():
+            found = model.generate(source, attention_mask=torch.ones_like(source), **options)
+        return found.numpy()[:, 1:]
+
+    return decode
+
+
+def measure(rounds: int, rows: int = ROWS, length: int = SOURCE, new: int = NEW, **sizes: int) -> dict[str, Any]:
+    """Tokens per second of both sides and their ratio, median, least and greatest.
+
+    Raises:
+      RunError: the tokens differ.
+    """
+    sizes = {**SIZES, **sizes}
+    model = marian(sizes)
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        fields, read = import_.read(Path(directory))
+    cfg = config.resolve(fields)
+    random = np.random.default_rng(0)
+    source_BS = random.integers(1, sizes['vocab_size'] - 1, (rows, length), np.int32)
+    source_BS[:, -1] = EOS
+    here, compile_seconds = ours(cfg, jax.device_put(read), source_BS, new)
+    sides = {'tokens_per_second': here, 'torch_tokens_per_second': theirs(model, source_BS, new)}
+    first, second = (side() for side in sides.values())
+    if not np.array_equal(first, second):
+        raise RunError(f'{np.mean(first != second):.1%} of the tokens differ: these are two models, there is no ratio')
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    work: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name, side in list(sides.items())[:: 1 if number % 2 == 0 else -1]:
+            begun, worked = time.perf_counter(), time.process_time()
+            side()
+            work[name].append(time.process_time() - worked)
+            speeds[name].append(rows * new / (time.perf_counter() - begun))
+    return {
+        'parameters': sum(leaf.size for leaf in jax.tree.leaves(read)),
+        'different_tokens': len(np.unique(first)),
+        'compile_seconds': compile_seconds,
+        **{name: spread(values) for name, values in speeds.items()},
+        'ratio': spread([here / there for here, there in zip(*speeds.values(), strict=True)]),
+        'processor_ratio': spread([there / here for here, there in zip(*work.values(), strict=True)]),
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, least and greatest."""
+    return {'median': statistics.median(values), 'min': min(values), 'max': max(values)}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """What was measured, for people."""
+
+    def cell(values: Mapping[str, float], form: str) -> str:
+        return f'{values["median"]:{form}} ({values["min"]:{form}} to {values["max"]:{form}})'
+
+    return '\n'.join([
+        f'greedy decoding of {found["parameters"]:,} parameters; the tokens are equal '
+        f'({found["different_tokens"]} different ones); compiled in {found["compile_seconds"]:.1f} s',
+        f'new tokens/s          {cell(found["tokens_per_second"], ",.0f")}',
+        f'transformers          {cell(found["torch_tokens_per_second"], ",.0f")}',
+        f'x transformers        {cell(found["ratio"], ".2f")}',
+        f'in processor time     {cell(found["processor_ratio"], ".2f")}',
+    ])  # fmt: skip
