@@ -75,7 +75,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         None,
         'attention: numbers from 1, as in 1,3; prune: kind.layer.head, as in encoder.1.3,cross.2.1',
     ),
-    'keep': (INTEGER, None, 'heads: error rates of decoding test, too, with so many heads left by each order'),
+    'keep': (INTEGER, None, 'heads: error rates on test, too, with so many heads left by each order (minutes)'),
     'format': (STRING, 'png', 'attention, heads: png, svg or pdf'),
     'input': (
         STRING,
