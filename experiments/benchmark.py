@@ -29,12 +29,12 @@ from absl import app, flags
 from configs import base, g2p
 from experiments import benchmark_decoding, benchmark_grid
 from jaxformer import config, hyperparameters, optim, runtime, sharding
-from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data import pipeline
 from jaxformer.data.vocab import EOS, PAD, UNK
 from jaxformer.errors import RunError, UserError
 from jaxformer.model import transformer
+from jaxformer.schema import Config
 from jaxformer.train import state as states
 from jaxformer.train.step import compiled_step
 

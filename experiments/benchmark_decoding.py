@@ -23,13 +23,13 @@ import jax
 import numpy as np
 
 from jaxformer import config, runtime
-from jaxformer.config import Config
 from jaxformer.data.ids import Ids
 from jaxformer.decode.found import Found
 from jaxformer.decode.greedy import greedy, start_symbols
 from jaxformer.errors import RunError
 from jaxformer.inspection import import_
 from jaxformer.model import transformer
+from jaxformer.schema import Config
 
 if TYPE_CHECKING:
     import torch

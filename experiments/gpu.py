@@ -30,9 +30,9 @@ from experiments import benchmark, scaling
 from experiments.benchmark import JaxSide, spread
 from jaxformer import choices, config, files, hyperparameters, optim, runtime, sharding
 from jaxformer.ablate import flops, together
-from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
+from jaxformer.schema import Config
 from jaxformer.train import memory
 from jaxformer.train import state as states
 from jaxformer.train import step as steps

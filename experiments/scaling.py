@@ -36,8 +36,8 @@ from configs import base, big, llama
 from experiments import hlo
 from experiments.hlo import Collective
 from jaxformer import choices, config, sharding
-from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
+from jaxformer.schema import Config
 from jaxformer.train import memory
 from jaxformer.train.memory import StepMemory
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxformer import config
-from jaxformer.config import Config, ModelConfig
 from jaxformer.data.vocab import BOS, PAD
 from jaxformer.errors import UserError
+from jaxformer.schema import Config, ModelConfig
 
 Params = Mapping[str, Any]  # jaxformer's tree of parameters, as numpy arrays
 

@@ -1,14 +1,7 @@
 """Configuration: from a file of edits to a frozen, validated record.
 
-One letter per dimension, here and everywhere (tensor names, einsum strings, docstrings, sharding rules):
-
-  B batch      T query/target length   S key/source length   D d_model   H heads      G key/value heads
-  K d_k        E d_v                   F d_ff                V vocabulary N layers     C cells run together
-  P slots of a linformer               W taps of a convolution            R width inside a recurrent or conv mixer
-  M rows of a table by position        Y classes
-
-`configs/*.py` hold the fields with their defaults and comments (`configs/base.py` holds each once); the dataclasses
-below have none. `load` → `override` → `resolve` gives a `Config`; nothing changes it afterwards.
+`configs/*.py` hold the fields with their defaults and comments (`configs/base.py` holds each once), `schema.py` their
+types. `load` → `override` → `resolve` gives a `Config`; nothing changes it afterwards.
 """
 
 import copy
@@ -27,270 +20,10 @@ from jaxformer import files, history, pyfile, rules
 from jaxformer.choices import CHOICES
 from jaxformer.errors import UserError
 from jaxformer.rules import validate
+from jaxformer.schema import Config
 from jaxformer.values import coerce
 
 __all__ = ['CHOICES', 'validate']  # re-exported
-
-
-@dataclasses.dataclass(frozen=True)
-class IdsConfig:
-    pad: int
-    start: int
-    mask: int
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionConfig:
-    score: str
-    kernel: str
-    block: int
-    bias: str
-    pattern: str
-    window: int
-    global_positions: tuple[int, ...]
-    grid_width: int
-    shift: int
-
-
-@dataclasses.dataclass(frozen=True)
-class KeptHeadsConfig:
-    encoder: tuple[tuple[int, ...], ...]
-    decoder: tuple[tuple[int, ...], ...]
-    cross: tuple[tuple[int, ...], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class LinformerConfig:
-    rank: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvConfig:
-    width: int
-    dilations: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class RecurrentConfig:
-    width: int
-
-
-@dataclasses.dataclass(frozen=True)
-class SinusoidalConfig:
-    layout: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RotaryConfig:
-    base: float
-    layout: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RelativeConfig:
-    num_buckets: int
-    max_distance: int
-    tables: str
-
-
-@dataclasses.dataclass(frozen=True)
-class EmbeddingConfig:
-    tables: str
-    softmax: str
-    scale: str
-    norm: str
-    token_types: int
-    softmax_bias: str
-    logit_scale: str
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadConfig:
-    transform: str
-    pooling: str
-    pooler: str
-    num_classes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class DropoutConfig:
-    attention: float
-    residual: float
-    feed_forward: float
-    embedding: float
-
-
-@dataclasses.dataclass(frozen=True)
-class PrecisionConfig:
-    parameters: str
-    compute: str
-    softmax: str
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    family: str
-    vocab_size: int
-    d_model: int
-    num_heads: int
-    num_kv_heads: int
-    d_k: int
-    d_v: int
-    d_ff: int
-    num_layers: int
-    encoder_layers: int
-    decoder_layers: int
-    mixer: str
-    encoder_mixer: str
-    decoder_mixer: str
-    residual: str
-    norm: str
-    norm_epsilon: float
-    position: str
-    max_length: int
-    feed_forward: str
-    feed_forward_bias: str
-    gelu: str
-    remat: str
-    scan_unroll: int
-    ids: IdsConfig
-    attention: AttentionConfig
-    kept_heads: KeptHeadsConfig
-    linformer: LinformerConfig
-    conv: ConvConfig
-    recurrent: RecurrentConfig
-    sinusoidal: SinusoidalConfig
-    rotary: RotaryConfig
-    relative: RelativeConfig
-    embedding: EmbeddingConfig
-    head: HeadConfig
-    dropout: DropoutConfig
-    precision: PrecisionConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimConfig:
-    name: str
-    learning_rate: float
-    schedule: str
-    warmup_steps: int
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    clip_norm: float | None
-    label_smoothing: float
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskingConfig:
-    rate: float
-    replaced: float
-    random: float
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    num_steps: int
-    batch_size: int
-    accumulation: int
-    log_every: int
-    checkpoint_every: int
-    keep_checkpoints: int
-    keep_best: int
-    ema_decay: float
-    nan_policy: str
-    nan_limit: int
-    spike_factor: float
-    inspect_every: int
-    log_example_ids: bool
-    start_from: str
-    teacher: str
-    teacher_weight: float
-    teacher_temperature: float
-    masking: MaskingConfig
-
-    @property
-    def taught(self) -> bool:
-        """Whether a teacher is asked; one of weight 0 is not."""
-        return bool(self.teacher) and self.teacher_weight > 0
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalConfig:
-    split: str
-    every: int
-    decode_every: int
-    batch_size: int
-    max_decode_length: int
-    max_source_length: int
-    search: str
-    forced_prefix: str
-    beam_size: int
-    length_penalty: float
-    length_divisor: str
-    num_best: int
-    sample_seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    name: str
-    dir: str
-    source: str
-    target: str
-    targets: str
-    tokenizer: str
-    tokenizer_size: int
-    tokenizer_file: str
-    packing: str
-    labels: str
-    buckets: tuple[tuple[int, ...], ...]
-    shuffle: bool
-    num_examples: int
-    min_length: int
-    max_length: int
-    num_symbols: int
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    data: int
-    fsdp: int
-    model: int
-    seq: int
-    strategy: str
-
-
-@dataclasses.dataclass(frozen=True)
-class CohortConfig:
-    mode: str
-    size: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RuntimeConfig:
-    compilation_cache: str
-    freed_memory: str
-    deterministic: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    seed: int
-    model: ModelConfig
-    optim: OptimConfig
-    train: TrainConfig
-    eval: EvalConfig
-    data: DataConfig
-    mesh: MeshConfig
-    cohort: CohortConfig
-    runtime: RuntimeConfig
 
 
 def load(path: str | Path) -> ml_collections.ConfigDict:
@@ -354,7 +87,7 @@ def override(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> N
         node[name] = coerce(path, value, hints[path])
 
 
-def resolve(config: ml_collections.ConfigDict) -> 'Config':
+def resolve(config: ml_collections.ConfigDict) -> Config:
     """Turns a ConfigDict into the frozen record and validates it."""
     _refuse_rounded_head_width(config)
     return from_dict(ml_collections.FrozenConfigDict(config).as_configdict().to_dict())
@@ -376,14 +109,14 @@ def _refuse_rounded_head_width(config: ml_collections.ConfigDict) -> None:
         raise rules.refused('model.d_model', d_model, f'a multiple of model.num_heads={num_heads}, or set {remedy}')
 
 
-def from_dict(values: Mapping[str, Any]) -> 'Config':
+def from_dict(values: Mapping[str, Any]) -> Config:
     """The inverse of `to_dict`: builds and validates a `Config`. Keys must equal fields; lists become tuples."""
     cfg = _build(Config, values, '')
     validate(cfg)
     return cfg
 
 
-def from_record(values: Any) -> 'Config':
+def from_record(values: Any) -> Config:
     """As `from_dict`, of what a run has written down; an older version has not yet had all of the fields.
 
     Raises:
@@ -414,29 +147,29 @@ def _paths(values: Any, prefix: str = '') -> list[str]:
     return [path for name, value in values.items() for path in _paths(value, f'{prefix}{name}.')]
 
 
-def to_dict(cfg: 'Config') -> dict[str, Any]:
+def to_dict(cfg: Config) -> dict[str, Any]:
     """Nested plain dict of every field; tuples stay tuples (JSON makes lists of them)."""
     return dataclasses.asdict(cfg)
 
 
-def flatten(cfg: 'Config') -> dict[str, Any]:
+def flatten(cfg: Config) -> dict[str, Any]:
     """`{'model.d_model': 512, …}`: every field by its dotted path."""
     return {path: rules.get(cfg, path) for path, _ in _leaves(Config)}
 
 
-def canonical_json(cfg: 'Config') -> str:
+def canonical_json(cfg: Config) -> str:
     """One text per resolved configuration: sorted keys, no blanks, numbers by their field's type."""
     return json.dumps(to_dict(cfg), sort_keys=True, separators=(',', ':'), allow_nan=False)
 
 
-def config_hash(cfg: 'Config', without: tuple[str, ...] = ()) -> str:
+def config_hash(cfg: Config, without: tuple[str, ...] = ()) -> str:
     """Twelve hex digits of the SHA-256 of the canonical JSON, leaving out the top-level fields in `without`."""
     values = {key: value for key, value in to_dict(cfg).items() if key not in without}
     text = json.dumps(values, sort_keys=True, separators=(',', ':'), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def diff(a: 'Config', b: 'Config') -> dict[str, tuple[Any, Any]]:
+def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """`{path: (value in a, value in b)}` of the fields that differ."""
     values_a, values_b = flatten(a), flatten(b)
     return {path: (values_a[path], values_b[path]) for path in values_a if values_a[path] != values_b[path]}

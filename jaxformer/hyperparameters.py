@@ -8,7 +8,7 @@ import flax.struct
 import numpy as np
 
 from jaxformer import config as config_lib
-from jaxformer.config import Config
+from jaxformer.schema import Config
 
 DROPOUT_PLACES = ('attention', 'residual', 'feed_forward', 'embedding')
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import Config
 from jaxformer.model import ops
+from jaxformer.schema import Config
 
 Array = jax.Array
 Batch = dict[str, Array]

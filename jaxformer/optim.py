@@ -10,8 +10,8 @@ import optax
 from absl import logging
 
 from jaxformer import hyperparameters
-from jaxformer.config import Config
 from jaxformer.hyperparameters import Hyperparameters
+from jaxformer.schema import Config
 
 # Leaves that weight decay leaves alone, by the last name of their path.
 UNDECAYED = re.compile(r'(^|_)(scale|bias)$')

@@ -24,9 +24,9 @@ from absl import logging
 from jax._src import distributed  # the public functions tell the index by starting a backend, and have no table
 
 from jaxformer import config
-from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
 from jaxformer.heartbeats import Heartbeats, LostError
+from jaxformer.schema import Config
 
 MEETING, FAREWELL = 300, 20
 """Seconds that processes wait for one another at the start and at the end."""

@@ -20,8 +20,7 @@ from jaxformer.choices import (
     WITH_ENCODER,
 )
 from jaxformer.errors import UserError
-
-Config = Any  # jaxformer.config.Config, which is to the right of this file
+from jaxformer.schema import Config
 
 Problem = tuple[str, str]  # (field, what it must be), for `refused`
 

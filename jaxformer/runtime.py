@@ -11,8 +11,8 @@ from etils import epath
 from jax._src import xla_bridge  # the only place that knows whether a backend has started
 
 from jaxformer import processes
-from jaxformer.config import RuntimeConfig
 from jaxformer.errors import UserError
+from jaxformer.schema import RuntimeConfig
 
 _MALLOC = {'M_ARENA_MAX': (-8, 1), 'M_MMAP_MAX': (-4, 0), 'M_TRIM_THRESHOLD': (-1, -1), 'M_TOP_PAD': (-2, 2**26)}
 """Parameters of glibc's mallopt(3), by which nothing that is freed goes back to the system, and their values."""

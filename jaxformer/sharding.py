@@ -17,9 +17,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import processes
 from jaxformer.choices import STRATEGIES
-from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import UserError
 from jaxformer.model.family import Family
+from jaxformer.schema import Config, MeshConfig
 
 AXES = ('data', 'fsdp', 'model', 'seq')
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer import choices, config, optim
+from jaxformer import choices, config, optim, schema
 from jaxformer.data import corpus, sources, vocab
 from jaxformer.errors import UserError
 from jaxformer.model import encoders, family, layers, mixers, positions, transformer, view
@@ -47,7 +47,7 @@ def test_there_are_named_configs():
 @pytest.mark.parametrize('name', NAMED)
 def test_every_named_config_resolves_and_says_how_to_run_it(name):
     cfg = resolved(name=name)
-    assert isinstance(cfg, config.Config)
+    assert isinstance(cfg, schema.Config)
     docstring = ast.get_docstring(ast.parse((CONFIGS / f'{name}.py').read_text()))
     assert f'--config=configs/{name}.py' in docstring
 
@@ -99,7 +99,7 @@ def test_dataclasses_have_no_defaults():
             if dataclasses.is_dataclass(field.type):
                 check(field.type)
 
-    check(config.Config)
+    check(schema.Config)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / 'jaxformer'
 
 LAYERS = (
-    {'errors'}, {'claims', 'files', 'heartbeats', 'values', 'pyfile'}, {'choices', 'history'}, {'rules'}, {'config'},
+    {'errors'}, {'claims', 'files', 'heartbeats', 'values', 'pyfile'},
+    {'choices', 'history', 'schema'}, {'rules'}, {'config'},
     {'hyperparameters', 'processes'}, {'runtime'},
     {'data'}, {'model'}, {'sharding'},
     {'optim', 'losses', 'objectives'}, {'checkpoint'}, {'decode'}, {'train'}, {'inspection'}, {'ablate'},

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxformer import runtime
-from jaxformer.config import RuntimeConfig
 from jaxformer.errors import UserError
+from jaxformer.schema import RuntimeConfig
 
 
 def run(program, **environment):
@@ -41,7 +41,7 @@ def test_determinism_is_asked_for_before_a_backend_starts_and_other_flags_stay()
     program = """
 import os
 from jaxformer import runtime
-from jaxformer.config import RuntimeConfig
+from jaxformer.schema import RuntimeConfig
 runtime.configure(RuntimeConfig(compilation_cache='', freed_memory='return', deterministic=True))
 runtime.configure(RuntimeConfig(compilation_cache='', freed_memory='return', deterministic=True))
 import jax
@@ -66,7 +66,7 @@ def test_compiled_programs_are_kept_where_the_config_says(tmp_path):
     program = f"""
 import jax
 from jaxformer import runtime
-from jaxformer.config import RuntimeConfig
+from jaxformer.schema import RuntimeConfig
 cache = {str(tmp_path / 'xla')!r}
 runtime.configure(RuntimeConfig(compilation_cache=cache, freed_memory='return', deterministic=False))
 jax.jit(lambda x: x * 3 + 1)(jax.numpy.arange(7.0))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from jaxformer import choices, config, optim, sharding
-from jaxformer.config import MeshConfig
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
+from jaxformer.schema import MeshConfig
 
 ROOT = Path(__file__).parents[1]
 ONE = MeshConfig(data=-1, fsdp=1, model=1, seq=1, strategy='')

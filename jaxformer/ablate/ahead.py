@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import jax
 
 from jaxformer import config
-from jaxformer.config import Config
 from jaxformer.data.splits import Batch, Bucket
+from jaxformer.schema import Config
 
 EVALUATION = 'evaluation'
 

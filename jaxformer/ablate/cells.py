@@ -16,8 +16,8 @@ from jaxformer.ablate.count import Cost
 from jaxformer.ablate.grid import Overrides
 from jaxformer.ablate.gridfile import Figures, Grid
 from jaxformer.ablate.shown import short_names, show
-from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.schema import Config
 
 NOT_IN_ID = ('seed', 'cohort')
 """Groups of fields in no cell's id: the seed has a directory of its own, and how runs go together changes none."""

@@ -17,8 +17,8 @@ from etils import epath
 from jaxformer import hyperparameters, runtime
 from jaxformer.ablate.members import Members, Outcome
 from jaxformer.ablate.together import Shared, mode_of
-from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.schema import Config
 from jaxformer.train import loop
 from jaxformer.train.program import Program
 from jaxformer.train.signals import Preempted

@@ -13,8 +13,8 @@ from jaxformer import config as config_lib
 from jaxformer import files
 from jaxformer.ablate import count, guards, ledger, metrics, stats
 from jaxformer.ablate.count import Cost
-from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.schema import Config
 from jaxformer.train.writer import METRICS, read_metrics
 
 Series = Mapping[str, tuple[tuple[int, float], ...]]

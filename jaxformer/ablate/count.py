@@ -5,7 +5,7 @@ import functools
 import math
 
 from jaxformer.ablate import flops
-from jaxformer.config import Config, DataConfig, ModelConfig
+from jaxformer.schema import Config, DataConfig, ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)

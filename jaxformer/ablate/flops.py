@@ -1,4 +1,4 @@
-"""Floating-point operations of a model by formula, letter by letter as in `jaxformer.config`: nothing is traced.
+"""Floating-point operations of a model by formula, letter by letter as in `jaxformer.schema`: nothing is traced.
 
 Counted are the products of matrices (and the taps of convolutions), two operations for each multiplication and
 addition, over all positions of the batch's shape, padding included, as the program computes them: a mask saves none.
@@ -9,8 +9,8 @@ optimiser. Training is three times the forward pass: the backward pass multiplie
 
 from collections.abc import Sequence
 
-from jaxformer.config import ModelConfig
 from jaxformer.model.heads import narrowed
+from jaxformer.schema import ModelConfig
 
 _GATED = ('geglu', 'swiglu')
 _GATES = {'rnn': 1, 'lstm': 4, 'gru': 3}

@@ -5,7 +5,7 @@ from collections.abc import Container, Mapping, Sequence
 from jaxformer import config as config_lib
 from jaxformer.ablate import match, metrics
 from jaxformer.ablate.count import Cost
-from jaxformer.config import Config
+from jaxformer.schema import Config
 
 QUANTITIES = {'parameters': 'parameters', 'flops': 'FLOPs', 'tokens': 'tokens seen', 'batch': 'effective batch'}
 """Fields of `Cost` by their names in print; AXIS may name them beside fields of the configuration."""

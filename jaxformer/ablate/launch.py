@@ -23,8 +23,8 @@ from etils import epath
 
 from jaxformer import claims, files
 from jaxformer.ablate import ledger, metrics, plan
-from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
+from jaxformer.schema import Config
 from jaxformer.train.signals import Preempted, stop_signals
 
 POLL = 2.0

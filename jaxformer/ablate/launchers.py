@@ -7,8 +7,8 @@ from etils import epath
 from jaxformer import hyperparameters
 from jaxformer.ablate import launch, ledger, plan, workers
 from jaxformer.ablate.together import mode_of
-from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.schema import Config
 
 LAUNCHERS = ('auto', 'inline', 'processes', 'slurm')
 

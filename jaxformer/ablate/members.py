@@ -12,9 +12,9 @@ from etils import epath
 
 from jaxformer.ablate.together import Shared, stacked
 from jaxformer.claims import Claim
-from jaxformer.config import Config
 from jaxformer.data.splits import Batch
 from jaxformer.errors import RunError
+from jaxformer.schema import Config
 from jaxformer.train import directory, record
 from jaxformer.train.layerwise import Found
 from jaxformer.train.member import Member, Pending

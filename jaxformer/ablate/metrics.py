@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from jaxformer.config import Config
 from jaxformer.decode.error_rates import rate_names
 from jaxformer.errors import UserError
+from jaxformer.schema import Config
 
 
 @dataclasses.dataclass(frozen=True)

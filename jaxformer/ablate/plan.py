@@ -14,8 +14,8 @@ from jaxformer.ablate.count import parameter_count
 from jaxformer.ablate.forecast import Forecast, forecast
 from jaxformer.ablate.gridfile import Grid, read
 from jaxformer.ablate.shown import changes, columns, duration, operations, printed, short_names, show
-from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.schema import Config
 
 __all__ = [
     'Cell',

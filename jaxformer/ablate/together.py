@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import hyperparameters, runtime, sharding
 from jaxformer.ablate import ahead
-from jaxformer.config import Config
 from jaxformer.data.splits import Batch, Bucket
+from jaxformer.schema import Config
 from jaxformer.train import step as steps
 from jaxformer.train.program import Program
 from jaxformer.train.state import TrainState

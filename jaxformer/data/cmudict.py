@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 
 from etils import epath
 
-from jaxformer.config import DataConfig
 from jaxformer.data import pairs
 from jaxformer.data.examples import Pair
 from jaxformer.data.held_out import SPLITS, split_of
 from jaxformer.data.pairs import PairsBuilder
 from jaxformer.data.text import read_lines
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig
 
 Pronunciations = dict[str, list[str]]
 """Word -> its distinct pronunciations as blank-joined phonemes, in the order of the dictionary."""

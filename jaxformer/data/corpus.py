@@ -17,7 +17,6 @@ from absl import logging
 from etils import epath
 
 from jaxformer import files
-from jaxformer.config import DataConfig
 from jaxformer.data import sources, text
 from jaxformer.data.held_out import SPLITS
 from jaxformer.data.prepare import TEXT_SIZES, prepare
@@ -26,6 +25,7 @@ from jaxformer.data.sources import SOURCES
 from jaxformer.data.splits import LabelledSplit, PairSplit, Split, TextSplit
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig
 
 __all__ = ['SOURCES', 'SPLITS', 'Split']  # re-exported
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from etils import epath
 
-from jaxformer.config import DataConfig
 from jaxformer.data import pairs, text
 from jaxformer.data.examples import Pair
 from jaxformer.data.held_out import SPLITS, split_of
 from jaxformer.data.pairs import PairsBuilder
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig
 
 WORDS, LEAST = (3, 60), 2
 """Least and greatest number of words of a source, and least of a target: shorter ones are names and labels."""

@@ -2,11 +2,11 @@
 
 from etils import epath
 
-from jaxformer.config import DataConfig
 from jaxformer.data.examples import Pair, without_empty
 from jaxformer.data.held_out import SPLITS, divided
 from jaxformer.data.text import IN_NAME, read_lines
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig
 
 
 def read(data: DataConfig, directory: epath.Path) -> dict[str, list[Pair]]:

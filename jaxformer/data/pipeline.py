@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from absl import logging
 
-from jaxformer.config import Config
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.splits import Batch, Bucket, PairSplit, Split
 from jaxformer.errors import UserError
+from jaxformer.schema import Config
 
 if TYPE_CHECKING:
     import grain

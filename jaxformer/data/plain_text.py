@@ -2,9 +2,9 @@
 
 from etils import epath
 
-from jaxformer.config import DataConfig
 from jaxformer.data.held_out import SPLITS, divided
 from jaxformer.data.text import IN_NAME, find, pieces, read_text
+from jaxformer.schema import DataConfig
 
 
 def read(data: DataConfig, directory: epath.Path) -> dict[str, list[str]]:

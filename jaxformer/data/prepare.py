@@ -10,7 +10,6 @@ from absl import logging
 from etils import epath
 
 from jaxformer import files
-from jaxformer.config import DataConfig
 from jaxformer.data import hypotheses, sources, special_ids, syntax, too_few
 from jaxformer.data.examples import Labelled, without_empty
 from jaxformer.data.held_out import SPLITS
@@ -18,6 +17,7 @@ from jaxformer.data.ragged import Ragged
 from jaxformer.data.tokenizer_file import TokenizerFile
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig
 
 Examples = Mapping[str, Sequence[Any]]
 

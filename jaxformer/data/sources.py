@@ -8,10 +8,10 @@ from typing import Any
 
 from etils import epath
 
-from jaxformer.config import DataConfig
 from jaxformer.data import text, tokenizer_file
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig
 
 _SPELLING = ('tokenizer', 'tokenizer_size')  # and the content of tokenizer_file, for 'file'
 

@@ -1,10 +1,10 @@
 """Whether the special ids of a vocabulary are there, and are those that the model is told of."""
 
-from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data import sources
 from jaxformer.data.ids import Ids
 from jaxformer.data.tokenizer_file import NAMES
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig, ModelConfig
 
 
 def refuse_missing(data: DataConfig, ids: Ids) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from etils import epath
 
-from jaxformer.config import DataConfig
 from jaxformer.data.held_out import divided
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig
 
 LEFT_OUT = {'site-packages', 'dist-packages', '__pycache__', 'test', 'tests', 'idle_test', 'lib-dynload'}
 """Directories of what others wrote, and of tests, which are as large as the rest."""

@@ -6,10 +6,10 @@ import tokenize
 from absl import logging
 from etils import epath
 
-from jaxformer.config import DataConfig
 from jaxformer.data import stdlib, syntax
 from jaxformer.data.examples import Labelled
 from jaxformer.data.held_out import SPLITS, divided
+from jaxformer.schema import DataConfig
 
 PACKAGES = 12
 """The packages with the most modules are the classes of data.labels=package."""

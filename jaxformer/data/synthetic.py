@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from jaxformer.config import DataConfig
 from jaxformer.data import pairs
 from jaxformer.data.examples import Pair
 from jaxformer.data.pairs import PairsBuilder
+from jaxformer.schema import DataConfig
 
 TASKS: Mapping[str, Callable[[list[int]], list[int]]] = {
     'copy': list,

@@ -2,10 +2,10 @@
 
 from absl import logging
 
-from jaxformer.config import DataConfig
 from jaxformer.data.held_out import SHARES
 from jaxformer.data.text import IN_NAME, PIECE
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig
 
 FEW = 30
 """Examples of a split (rows of a text) below which a warning is due."""

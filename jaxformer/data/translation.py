@@ -10,11 +10,11 @@ import tensorflow_datasets as tfds
 from absl import logging
 from etils import epath
 
-from jaxformer.config import DataConfig
 from jaxformer.data.examples import Pair
 from jaxformer.data.held_out import SPLITS, split_of
 from jaxformer.data.pairs import as_text, prepare, records
 from jaxformer.errors import UserError
+from jaxformer.schema import DataConfig
 
 NAMES = {'validation': 'dev', 'valid': 'dev'}
 """TFDS split → ours; others are called the same."""

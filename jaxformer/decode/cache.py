@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import Config, ModelConfig
 from jaxformer.model import transformer
+from jaxformer.schema import Config, ModelConfig
 
 Array = jax.Array
 Cache = Mapping[str, Any]

@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer import sharding
-from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.found import Found, as_line, blank
 from jaxformer.decode.greedy import start_symbols
@@ -17,6 +16,7 @@ from jaxformer.decode.reading import Reading
 from jaxformer.decode.search import Search
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
+from jaxformer.schema import Config
 
 
 class Continuation:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import ModelConfig
 from jaxformer.data.ids import Ids
 from jaxformer.decode.found import Found
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 Extend = Callable[[Array, Any], tuple[Array, Any]]

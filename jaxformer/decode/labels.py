@@ -9,11 +9,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer import sharding
-from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.reading import Reading
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
+from jaxformer.schema import Config
 
 
 class Labels:

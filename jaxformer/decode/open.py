@@ -9,13 +9,13 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import checkpoint, config, files, runtime, sharding
-from jaxformer.config import Config, MeshConfig
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode import int8
 from jaxformer.errors import RunError, UserError
 from jaxformer.files import CHECKPOINTS, CONFIG, VOCAB
 from jaxformer.model import transformer
 from jaxformer.model.family import Family
+from jaxformer.schema import Config, MeshConfig
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import sharding
-from jaxformer.config import Config
 from jaxformer.data.pipeline import eval_batches
 from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import Vocabulary
@@ -19,6 +18,7 @@ from jaxformer.decode.greedy import start_symbols
 from jaxformer.decode.reading import Reading
 from jaxformer.decode.search import Search
 from jaxformer.runtime import CountedJit
+from jaxformer.schema import Config
 
 
 class Outputs(NamedTuple):

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from absl import logging
 
-from jaxformer.config import Config
 from jaxformer.data.sources import source_symbols
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
+from jaxformer.schema import Config
 
 _NAMED = 10  # lines that are left out and named one by one
 

@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import EvalConfig
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode import sampling
 from jaxformer.decode.beam import beam
 from jaxformer.decode.found import Found
 from jaxformer.decode.greedy import Extend, greedy
 from jaxformer.errors import UserError
+from jaxformer.schema import EvalConfig
 
 Array = jax.Array
 

@@ -9,12 +9,12 @@ from absl import logging
 from etils import epath
 
 from jaxformer import checkpoint, config
-from jaxformer.config import Config
 from jaxformer.decode.open import read_config, run_directory
 from jaxformer.errors import RunError, UserError
 from jaxformer.files import CHECKPOINTS
 from jaxformer.inspection import stored
 from jaxformer.inspection.compare import jsonable, table
+from jaxformer.schema import Config
 from jaxformer.train.writer import METRICS, read_metrics
 
 WHOLE, DAMAGED, HALF, FOREIGN, OTHER = 'whole', 'damaged', 'half-written', 'not ours', 'another version'

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model.heads import left
 from jaxformer.model.keep import KINDS, Keep
 from jaxformer.model.stack import WEIGHING
+from jaxformer.schema import ModelConfig
 
 Numbers = tuple[int, ...]
 

@@ -13,7 +13,6 @@ import numpy as np
 from etils import epath
 
 from jaxformer import files
-from jaxformer.config import ModelConfig
 from jaxformer.decode.open import OpenRun
 from jaxformer.errors import UserError
 from jaxformer.inspection import attention, scores
@@ -21,6 +20,7 @@ from jaxformer.inspection.attention import TITLES, Maps
 from jaxformer.inspection.choice import ALL, Choice, attending
 from jaxformer.model.keep import KINDS
 from jaxformer.model.view import PATTERNS
+from jaxformer.schema import ModelConfig
 
 FILE = 'explorer.html'
 MOST = 48 * 2**20  # bytes of weights in a page

@@ -15,7 +15,6 @@ from etils import epath
 from safetensors.numpy import save_file
 
 from jaxformer import checkpoint, files, rules
-from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode import int8
 from jaxformer.decode.open import find_step, read_config
@@ -25,6 +24,7 @@ from jaxformer.inspection.hugging_face import LAYOUTS
 from jaxformer.inspection.import_ import SETTINGS, WEIGHTS
 from jaxformer.inspection.layout import Layout, Settings, settings_of
 from jaxformer.inspection.symbols import TOKENIZER
+from jaxformer.schema import Config
 
 
 def write(

@@ -22,12 +22,12 @@ from jax import export
 from safetensors.numpy import save_file
 
 from jaxformer import files, sharding
-from jaxformer.config import ModelConfig
 from jaxformer.decode.greedy import outputs
 from jaxformer.decode.open import OpenRun, open_run, read_config
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
 from jaxformer.model.family import Family
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 Spec = Any  # a tree of jax.ShapeDtypeStruct

@@ -31,7 +31,6 @@ from ml_collections import ConfigDict
 from safetensors import SafetensorError, safe_open
 
 from jaxformer import checkpoint, config, files, optim, pyfile
-from jaxformer.config import Config
 from jaxformer.data.named_ids import SETTINGS, of_settings
 from jaxformer.data.tokenizer_file import TokenizerFile
 from jaxformer.errors import UserError
@@ -40,6 +39,7 @@ from jaxformer.inspection.hugging_face import LAYOUTS
 from jaxformer.inspection.layout import Fields, Layout, Row, Settings, fields_of, of_the_key
 from jaxformer.inspection.symbols import TOKENIZER
 from jaxformer.model import transformer
+from jaxformer.schema import Config
 from jaxformer.train import directory as directories
 from jaxformer.train.score import own_data
 from jaxformer.train.state import TrainState

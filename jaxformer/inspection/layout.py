@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from jaxformer import rules
-from jaxformer.config import Config
 from jaxformer.errors import UserError
 from jaxformer.inspection import limits
+from jaxformer.schema import Config
 
 Settings = dict[str, Any]  # what a config.json holds
 Fields = dict[str, Any]  # {'model.d_model': 12, …}

@@ -5,8 +5,8 @@ import typing
 from typing import Any
 
 from jaxformer import choices, values
-from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.schema import Config
 
 OF_THE_DATA = ('model.vocab_size', 'model.head.num_classes')
 """Sizes that 0 leaves to the data here, and that are always said elsewhere."""

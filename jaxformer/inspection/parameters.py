@@ -12,12 +12,12 @@ from etils import epath
 from flax import traverse_util
 
 from jaxformer import optim, sharding
-from jaxformer.config import Config
 from jaxformer.errors import RunError
 from jaxformer.files import CHECKPOINTS
 from jaxformer.inspection import stored
 from jaxformer.inspection.stored import Stored
 from jaxformer.model import transformer
+from jaxformer.schema import Config
 
 UNKNOWN = '?'
 """Letter of a dimension that `sharding.PARAMETERS` does not name (a checkpoint of another version)."""

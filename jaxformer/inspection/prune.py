@@ -12,12 +12,12 @@ import numpy as np
 from etils import epath
 
 from jaxformer import checkpoint, config, files, optim, sharding
-from jaxformer.config import Config, ModelConfig
 from jaxformer.decode.open import OpenRun
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
 from jaxformer.model.heads import Rows, groups, left
 from jaxformer.model.keep import KINDS
+from jaxformer.schema import Config, ModelConfig
 from jaxformer.train import directory as directories
 from jaxformer.train import state as states
 

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer import files
-from jaxformer.config import Config
 from jaxformer.data.ids import Ids
 from jaxformer.data.named_ids import SETTINGS, of_settings, resolved
 from jaxformer.data.tokenizer_file import NAMES, TokenizerFile
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inspection.layout import Fields, Settings
+from jaxformer.schema import Config
 
 TOKENIZER = 'tokenizer.json'
 

@@ -4,13 +4,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import ModelConfig
 from jaxformer.model import kernels, ops
 from jaxformer.model.cache import Cache, no_rows, rows_of_layer, with_rows
 from jaxformer.model.context import Context, Draw
 from jaxformer.model.masks import Sight
 from jaxformer.model.positions import POSITIONS, refuse_longer
 from jaxformer.model.view import SCORES, View
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 Maps = dict[str, Array]

@@ -6,9 +6,9 @@ import flax.struct
 import jax
 from jax.sharding import Mesh
 
-from jaxformer.config import ModelConfig
 from jaxformer.model import ops
 from jaxformer.model.masks import Sight
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 Rates = Mapping[str, Array]

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model.attention import Maps
 from jaxformer.model.context import Context, Rates
 from jaxformer.model.keep import ENCODER, Keep, of_stack
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Cache, Stack, shared_positions
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 

@@ -19,10 +19,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxformer.config import ModelConfig
 from jaxformer.model import blockwise, devices, ops
 from jaxformer.model.masks import rows
 from jaxformer.model.view import PATTERNS, View, dot_scale
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 Refs = dict[str, Any]

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxformer.config import ModelConfig
+from jaxformer.schema import ModelConfig
 
 Rows = tuple[tuple[int, ...], ...]
 

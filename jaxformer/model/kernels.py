@@ -7,9 +7,9 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
-from jaxformer.config import ModelConfig
 from jaxformer.model import blockwise, ring
 from jaxformer.model.view import View
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 

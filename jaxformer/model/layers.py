@@ -8,12 +8,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import ModelConfig
 from jaxformer.model import ops
 from jaxformer.model.attention import CrossAttention, Maps
 from jaxformer.model.context import Context, Draw
 from jaxformer.model.heads import narrowed
 from jaxformer.model.mixers import MIXERS
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 

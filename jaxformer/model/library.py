@@ -12,10 +12,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_masks
 from jax.sharding import Mesh
 
-from jaxformer.config import ModelConfig
 from jaxformer.model import devices
 from jaxformer.model.masks import Sight
 from jaxformer.model.view import View, dot_scale
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 

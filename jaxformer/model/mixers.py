@@ -11,10 +11,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import ModelConfig
 from jaxformer.model.attention import Linformer, Maps, SelfAttention, Static
 from jaxformer.model.cache import Cache, of_layer, with_layer
 from jaxformer.model.context import Context, Draw
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 

@@ -1,7 +1,7 @@
 """The mathematics of the model as pure functions of arrays: no parameters, no config, no state.
 
 Masks are boolean, True where a query may look at a key, and combine by logical AND; nothing is ever added to a score
-to hide it. Dimensions are the letters of `jaxformer/config.py`.
+to hide it. Dimensions are the letters of `jaxformer/schema.py`.
 """
 
 import math

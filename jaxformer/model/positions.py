@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model import ops
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxformer.config import ModelConfig
 from jaxformer.model.attention import CrossAttention, Maps
 from jaxformer.model.cache import Cache
 from jaxformer.model.context import Context
@@ -17,6 +16,7 @@ from jaxformer.model.keep import OUTPUT, Keep
 from jaxformer.model.layers import Block, Norm
 from jaxformer.model.mixers import MIXERS
 from jaxformer.model.positions import POSITIONS
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 

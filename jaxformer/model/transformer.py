@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.model import ops
 from jaxformer.model.attention import Maps
@@ -16,6 +15,7 @@ from jaxformer.model.family import Family, document_positions
 from jaxformer.model.keep import DECODER, Collect, kept, of_stack
 from jaxformer.model.masks import Sight
 from jaxformer.model.stack import Cache, shared_positions
+from jaxformer.schema import ModelConfig
 
 Array = jax.Array
 Params = Any  # a nested dict of arrays

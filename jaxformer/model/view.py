@@ -8,12 +8,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import AttentionConfig, ModelConfig
 from jaxformer.model import ops
 from jaxformer.model.blockwise import Look
 from jaxformer.model.context import Draw
 from jaxformer.model.masks import Sight, rows
 from jaxformer.model.positions import POSITIONS, NoPosition
+from jaxformer.schema import AttentionConfig, ModelConfig
 
 Array = jax.Array
 

@@ -10,10 +10,10 @@ from typing import Any
 from etils import epath
 
 from jaxformer import claims, config, files, processes
-from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.errors import RunError, UserError
+from jaxformer.schema import Config
 from jaxformer.train.writer import read_status
 
 FREE_ON_RESUME = (

@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import losses, objectives, sharding
-from jaxformer.config import Config
 from jaxformer.data import too_few
 from jaxformer.data.corpus import Split
 from jaxformer.data.pipeline import EvalBatches, eval_batches
@@ -18,6 +17,7 @@ from jaxformer.data.splits import TextSplit
 from jaxformer.errors import RunError, UserError
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
+from jaxformer.schema import Config
 
 
 class Evaluator:

@@ -16,13 +16,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import sharding
-from jaxformer.config import Config
 from jaxformer.hyperparameters import Hyperparameters
 from jaxformer.model import ops
 from jaxformer.model.family import Family
 from jaxformer.model.keep import Keep
 from jaxformer.model.stack import WEIGHING
 from jaxformer.runtime import CountedJit
+from jaxformer.schema import Config
 from jaxformer.train import accumulation
 from jaxformer.train import step as steps
 from jaxformer.train.state import TrainState

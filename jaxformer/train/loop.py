@@ -26,7 +26,7 @@ from etils import epath
 
 from jaxformer import processes
 from jaxformer.claims import Claim
-from jaxformer.config import Config
+from jaxformer.schema import Config
 from jaxformer.train import directory, record
 from jaxformer.train.member import Member, NotFinite, Pending
 from jaxformer.train.program import Program

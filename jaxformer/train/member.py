@@ -15,11 +15,11 @@ from absl import logging
 from etils import epath
 
 from jaxformer import checkpoint, config, files, hyperparameters, optim, processes, sharding
-from jaxformer.config import Config
 from jaxformer.data import pipeline
 from jaxformer.data.splits import Batch, PairSplit
 from jaxformer.decode.error_rates import rate_names
 from jaxformer.errors import RunError, UserError
+from jaxformer.schema import Config
 from jaxformer.train import directory, layerwise, start
 from jaxformer.train import state as states
 from jaxformer.train.layerwise import Found

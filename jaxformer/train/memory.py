@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxformer import hyperparameters, optim, sharding
-from jaxformer.config import Config
 from jaxformer.model import transformer
+from jaxformer.schema import Config
 from jaxformer.train import state as states
 from jaxformer.train import teacher
 from jaxformer.train.step import compiled_step

@@ -5,12 +5,12 @@ from typing import Any
 import jax
 
 from jaxformer import objectives, optim, runtime, sharding
-from jaxformer.config import Config
 from jaxformer.data import corpus as corpora
 from jaxformer.data import special_ids, too_few
 from jaxformer.data.splits import Batch, PairSplit
 from jaxformer.decode.predict import Decoder
 from jaxformer.model import transformer
+from jaxformer.schema import Config
 from jaxformer.train import state as states
 from jaxformer.train.evaluate import Evaluator
 from jaxformer.train.layerwise import Layers

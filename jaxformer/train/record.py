@@ -10,8 +10,8 @@ from etils import epath
 
 from jaxformer import checkpoint, files, processes, runtime
 from jaxformer.claims import Claim
-from jaxformer.config import Config
 from jaxformer.errors import RunError, UserError
+from jaxformer.schema import Config
 from jaxformer.train import directory, per_example
 from jaxformer.train.program import Program
 from jaxformer.train.signals import Preempted

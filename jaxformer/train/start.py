@@ -9,12 +9,12 @@ from absl import logging
 from etils import epath
 
 from jaxformer import checkpoint, config, files, processes, sharding
-from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode import int8
 from jaxformer.decode.open import find_step, read_config
 from jaxformer.errors import UserError
 from jaxformer.files import CHECKPOINTS, VOCAB
+from jaxformer.schema import Config
 
 START = 'start_from.json'
 """In a run's directory: which step of the other run it began with."""

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxformer import losses, objectives, optim
-from jaxformer.config import Config
 from jaxformer.hyperparameters import Hyperparameters
 from jaxformer.model import ops
 from jaxformer.model.family import Family
 from jaxformer.objectives import Objective
 from jaxformer.runtime import CountedJit
+from jaxformer.schema import Config
 from jaxformer.train import accumulation
 from jaxformer.train.state import ScaledState, TrainState
 

@@ -8,13 +8,13 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import files, objectives, sharding
-from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.open import open_run, read_config
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
 from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
+from jaxformer.schema import Config
 from jaxformer.train.start import refuse_other_symbols
 from jaxformer.train.writer import read_status
 

@@ -17,8 +17,8 @@ import numpy as np
 from etils import epath
 
 from jaxformer import checkpoint, files, sharding
-from jaxformer.config import Config
 from jaxformer.errors import RunError
+from jaxformer.schema import Config
 from jaxformer.train import loop
 from jaxformer.train.program import Program
 from jaxformer.train.signals import Preempted

@@ -8,10 +8,10 @@ from test_cache import DECODERS, LM, SOURCE, V, made, start
 from test_predict import ROOT, SOURCES, decoder
 
 from jaxformer import config
-from jaxformer.config import EvalConfig
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.greedy import greedy
 from jaxformer.decode.search import SEARCHES, Search
+from jaxformer.schema import EvalConfig
 
 VOCAB = Vocabulary.of([str(number) for number in range(V - 4)])
 PREFIX, T = ' '.join(VOCAB.decode([6, 8, 5])), 6

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from jaxformer import config, sharding
-from jaxformer.config import MeshConfig
 from jaxformer.data.ragged import Ragged
 from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import EOS, UNK, Vocabulary
@@ -20,6 +19,7 @@ from jaxformer.decode.found import Found
 from jaxformer.decode.predict import Decoder
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
+from jaxformer.schema import MeshConfig
 
 ROOT = Path(__file__).parents[2]
 VOCAB = Vocabulary.of([str(i) for i in range(11)])

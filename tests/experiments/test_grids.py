@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer import config
 from jaxformer.ablate import count, plan
-from jaxformer.config import CHOICES
+from jaxformer.choices import CHOICES
 
 EXPERIMENTS = Path(__file__).parents[2] / 'experiments'
 GRIDS = sorted(path.stem for path in EXPERIMENTS.glob('*.py') if re.search(r'^(def )?grid\b', path.read_text(), re.M))

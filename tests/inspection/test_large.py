@@ -19,7 +19,7 @@ import sys
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxformer import checkpoint, sharding
-from jaxformer.config import MeshConfig
+from jaxformer.schema import MeshConfig
 
 mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=4, model=2, seq=1, strategy=''))
 lay = lambda shape, *axes: jax.device_put(jnp.ones(shape), NamedSharding(mesh, PartitionSpec(*axes)))

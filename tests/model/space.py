@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 from jaxformer import config
-from jaxformer.config import CHOICES
+from jaxformer.choices import CHOICES
 
 BASE = Path(__file__).parents[2] / 'configs' / 'base.py'
 

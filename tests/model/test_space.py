@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from quick import draw_params, jit
 
-from jaxformer import config, losses, optim, sharding
+from jaxformer import config, losses, optim, schema, sharding
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
 
@@ -47,7 +47,7 @@ class Case:
         self.cfg = space.resolved(space.valid_changes(number))
         self.drawn = self.cfg.model
         self.model_cfg = dataclasses.replace(
-            self.drawn, precision=config.PrecisionConfig(parameters='float32', compute='float32', softmax='float32')
+            self.drawn, precision=schema.PrecisionConfig(parameters='float32', compute='float32', softmax='float32')
         )
         self.model = transformer.build(self.model_cfg, V, Y)
         # What nothing normalises grows, and rounding with it; without a residual, too, it fades.

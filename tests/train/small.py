@@ -12,9 +12,9 @@ import pytest
 from etils import epath
 
 from jaxformer import checkpoint, config, files, optim, sharding
-from jaxformer.config import Config
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.model import transformer
+from jaxformer.schema import Config
 from jaxformer.train import state as states
 from jaxformer.train import writer
 

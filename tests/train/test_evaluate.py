@@ -9,12 +9,12 @@ import pytest
 import small
 
 from jaxformer import config, sharding
-from jaxformer.config import MeshConfig
 from jaxformer.data import corpus as corpora
 from jaxformer.data.ragged import Ragged
 from jaxformer.data.splits import LabelledSplit, PairSplit
 from jaxformer.errors import UserError
 from jaxformer.model import transformer
+from jaxformer.schema import MeshConfig
 from jaxformer.train.evaluate import Evaluator
 
 LENGTHS = (3, 0, 7, 1, 8, 2, 5, 4, 6, 4)
