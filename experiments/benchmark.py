@@ -13,6 +13,7 @@ Result:   a table, one row for each case: medians over the rounds, with the leas
 
 import dataclasses
 import functools
+import importlib.util
 import itertools
 import json
 import os
@@ -335,9 +336,11 @@ def main(argv: Sequence[str]) -> None:
     try:
         threads, load = limit_threads(_THREADS.value), os.getloadavg()[0]
         with_torch = start_torch(threads)
+        if 'decode' in _CASE.value and not (with_torch and importlib.util.find_spec('transformers')):
+            raise UserError("--case=decode: needs transformers to compare with; pip install -e '.[benchmark]'")
         changes = dict(change.split('=', 1) for change in _SET.value)
         grid = benchmark_grid.measure(_ROUNDS.value, _SET.value) if 'grid' in _CASE.value else None
-        decoding = benchmark_decoding.measure(_ROUNDS.value) if 'decode' in _CASE.value and with_torch else None
+        decoding = benchmark_decoding.measure(_ROUNDS.value) if 'decode' in _CASE.value else None
         results = [
             measure(case_of(name, changes), _ROUNDS.value, _STEPS.value, _WARM_UP.value, with_torch)
             for name in dict.fromkeys(_CASE.value)

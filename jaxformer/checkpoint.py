@@ -275,13 +275,16 @@ def _clear_leftovers(directory: epath.Path) -> None:
 
 
 def _prune(directory: epath.Path, saved: int, keep: int, best: Collection[int]) -> None:
-    """Removes every step but `saved`, which is new and whole, and `best` that has `keep` newer whole ones."""
+    """Removes every step but `saved`, which is new and whole, and `best` that has `keep` newer whole ones.
+
+    What a newer version wrote is left alone.
+    """
     whole = 0
     for step in reversed(steps(directory)):
         path = directory / str(step)
         if whole < keep:
             whole += step == saved or check(path) is None
-        elif step != saved and step not in best:
+        elif step != saved and step not in best and not newer(path):
             # Renamed first: a kill must not leave half a checkpoint under a step's name.
             try:
                 path.rename(directory / f'{step}{_PARTIAL}').rmtree()

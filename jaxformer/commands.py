@@ -216,7 +216,8 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
     --quantize=int8: a run in its place, with weights in a quarter of the bytes; --split says what that changes.
     --stablehlo: functions in its place that JAX runs without this package, on CPUs, CUDA GPUs and TPUs, for any
-    number of rows and any lengths; OUTPUT/signature.json says how they are called, and OUTPUT/decode.py calls them.
+    number of rows and any lengths (up to model.max_length where tables by position end there); OUTPUT/signature.json
+    says how they are called, and OUTPUT/decode.py calls them.
     """
     _none_left(positional)
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')

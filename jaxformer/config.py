@@ -7,6 +7,7 @@ types. `load` → `override` → `resolve` gives a `Config`; nothing changes it 
 import copy
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import typing
@@ -133,11 +134,18 @@ def from_record(values: Any) -> Config:
                 node.setdefault(group, {})  # the group itself came later
             node = node.get(group) if isinstance(node, dict) else None
         if isinstance(node, dict):
-            node.setdefault(name, value)
+            node.setdefault(name, _at(filled, history.FOLLOWS[path], value) if path in history.FOLLOWS else value)
     for path in _paths(filled):
         if path not in known and not any(other.startswith(f'{path}.') for other in known):
             raise UserError(f'config.{path}: no such field in this version; use the one that wrote it')
     return from_dict(filled)
+
+
+def _at(values: Any, path: str, default: Any) -> Any:
+    """What nested dicts hold at a dotted path."""
+    for name in path.split('.'):
+        values = values.get(name, default) if isinstance(values, dict) else default
+    return values
 
 
 def _paths(values: Any, prefix: str = '') -> list[str]:
@@ -163,8 +171,16 @@ def canonical_json(cfg: Config) -> str:
 
 
 def config_hash(cfg: Config, without: tuple[str, ...] = ()) -> str:
-    """Twelve hex digits of the SHA-256 of the canonical JSON, leaving out the top-level fields in `without`."""
+    """Twelve hex digits of the SHA-256 of the canonical JSON.
+
+    Left out are the top-level fields in `without`, and those of `history.NOT_IN_ID` that say nothing new.
+    """
     values = {key: value for key, value in to_dict(cfg).items() if key not in without}
+    for path in history.NOT_IN_ID:
+        *groups, name = path.split('.')
+        node = functools.reduce(dict.__getitem__, groups, values) if groups[0] in values else {}
+        if name in node and node[name] == history.BEFORE[path]:
+            del node[name]
     text = json.dumps(values, sort_keys=True, separators=(',', ':'), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -34,7 +34,7 @@ BEFORE: Mapping[str, Any] = {
     'model.ids.pad': 0,
     'model.ids.start': 1,
     'model.linformer.rank': 16,
-    'model.recurrent.width': 512,
+    'model.recurrent.width': 512,  # as FOLLOWS says
     'model.relative.max_distance': 128,
     'model.relative.num_buckets': 32,
     'model.relative.tables': 'shared',
@@ -82,4 +82,13 @@ BEFORE: Mapping[str, Any] = {
 
 A value belongs here that means what was done before there was the field, whatever the default is today. What changes
 the meaning of a run that lacks it has no place here: such a run is refused.
+"""
+
+FOLLOWS: Mapping[str, str] = {'model.recurrent.width': 'model.d_model'}
+"""Field of BEFORE → the field whose value it takes, as its default does; no run without it had a use for it."""
+
+NOT_IN_ID = ('train.inspect_every', 'data.targets')
+"""Fields that are no part of the id of a cell as long as they say what BEFORE says: grids from before them go on.
+
+Every field that is added joins.
 """

@@ -103,15 +103,16 @@ def heads(values: flags.FlagValues, workdir: str) -> None:
 
     run = open_run(workdir, values.step)
     there = corpus.load(run.cfg.data)
+    judged = there.split('test') if values.keep is not None else None
     study = heads.Study(run, there.split(values.split or run.cfg.eval.split))
-    if values.keep is not None:
-        study.refuse_left(values.keep)
+    if judged is not None:
+        study.refuse_left(values.keep, judged)
     importance = study.importance()
     curves = study.curves(importance)
     decoded = {}
-    if values.keep is not None:
+    if judged is not None:
         orders = {'in turn': study.in_turn(len(study.heads) - values.keep), **study.orders(importance)}
-        decoded = study.decoded(orders, values.keep, there.split('test'))
+        decoded = study.decoded(orders, values.keep, judged)
     if values.json:
         print(json.dumps(heads.as_json(importance, curves) | ({'decoded': decoded} if decoded else {})))
     else:

@@ -170,6 +170,15 @@ def test_keep_counts_whole_ones_only(tmp_path):
     assert checkpoint.steps(tmp_path) == [4, 6]
 
 
+def test_what_a_newer_version_wrote_is_never_removed(tmp_path):
+    save(tmp_path, 1, keep=1)
+    manifest = tmp_path / '1' / checkpoint.MANIFEST
+    files.write_json(manifest, files.read_json(manifest) | {'format': checkpoint.FORMAT + 1})
+    for step in (2, 3):
+        save(tmp_path, step, keep=1)
+    assert checkpoint.steps(tmp_path) == [1, 3]
+
+
 def test_keep_one_deletes_the_old_only_when_the_new_is_whole(tmp_path, monkeypatch):
     old = save(tmp_path, 1, keep=1)
     seen = []

@@ -34,7 +34,7 @@ def of_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 def as_text(footprints: Sequence[Mapping[str, Any]]) -> str:
     """What `of_cells` found, for people."""
     titles = {'arguments': 'state and batch', 'teacher': 'teacher', 'temporaries': 'temporaries', 'total': 'total'}
-    titles |= {'decode_cache': 'cache of decoding'}
+    titles |= {'decode_cache': 'cache of decoding (all devices)'}
     names = [
         name for name in titles if name not in ('teacher', 'decode_cache') or any(cell[name] for cell in footprints)
     ]

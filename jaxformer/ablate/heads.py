@@ -14,6 +14,7 @@ from etils import epath
 
 from jaxformer import losses, objectives
 from jaxformer.ablate import resample
+from jaxformer.data import too_few
 from jaxformer.data.corpus import Split
 from jaxformer.data.splits import PairSplit
 from jaxformer.decode.open import OpenRun, on_every_device
@@ -123,10 +124,12 @@ class Study:
         """Curves of `orders`."""
         return {name: self.curve(order, steps) for name, order in self.orders(importance, draws).items()}
 
-    def refuse_left(self, left: int) -> None:
+    def refuse_left(self, left: int, judged: Split) -> None:
         """Raises UserError where `decoded` has nothing to decode, or there are no such many heads."""
         if (family := self.run.cfg.model.family) != 'seq2seq':
             raise UserError(f'--keep={left}: there is nothing to decode in model.family={family}')
+        assert isinstance(judged, PairSplit)
+        too_few.refuse(self.run.cfg.data, judged.name, len(judged))
         R = len(self.heads)
         if not 0 <= left < R:
             raise UserError(f'--keep={left}: a number from 0 to {R - 1}, as there are {R} heads')

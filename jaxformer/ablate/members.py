@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,14 +11,15 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxformer.ablate.together import Shared, stacked
+from jaxformer.ablate.together import Shared, free_bytes, stacked
 from jaxformer.claims import Claim
 from jaxformer.data.splits import Batch
+from jaxformer.decode import cache
 from jaxformer.errors import RunError
 from jaxformer.schema import Config
 from jaxformer.train import directory, record
 from jaxformer.train.layerwise import Found
-from jaxformer.train.member import Member, Pending
+from jaxformer.train.member import Member, Pending, aside
 from jaxformer.train.signals import Preempted, Stop, stop_signals
 from jaxformer.train.state import TrainState
 from jaxformer.train.writer import Progress
@@ -51,6 +53,7 @@ class Members:
         self.alive: dict[int, Member] = {}
         self.held = [contextlib.ExitStack() for _ in configs]  # claims and files, by number
         self.outcomes: dict[int, Any] = {}
+        self._slicing = threading.Lock()
 
     def outcomes_of_all(self) -> list[Outcome]:
         """Trains them; what came of each, in order.
@@ -147,16 +150,18 @@ class Members:
     ) -> dict[int, Found]:
         """`Member.inspected` of each that takes part, one after the other, where it is due."""
         found: dict[int, Found] = {}
-        for number in self.alive.keys() & batches.keys():
-            with self._of(number):
-                if (run := self.alive[number]).inspects(step):
-                    placed = self.shared.program.placed(batches[number])
-                    found[number] = run.inspected(self._state(state_C, row[number]), placed)
+        with aside([*self.alive.values()]):
+            for number in self.alive.keys() & batches.keys():
+                with self._of(number):
+                    if (run := self.alive[number]).inspects(step):
+                        placed = self.shared.program.placed(batches[number])
+                        found[number] = run.inspected(self._state(state_C, row[number]), placed)
         return found
 
     def _state(self, state_C: TrainState, row: int) -> TrainState:
         """That of one member, where its own programs want it."""
-        return jax.device_put(self.shared.member(state_C, row), self.shared.place)
+        with self._slicing:  # it gathers from all devices: programs of two threads that do would wait for each other
+            return jax.block_until_ready(jax.device_put(self.shared.member(state_C, row), self.shared.place))
 
     def _look_at(self, dispatched: _Dispatched, row: dict[int, int], progress: Progress) -> None:
         """`Member.look_at` of each that took part and is alive."""
@@ -185,20 +190,31 @@ class Members:
                     evaluated.append(number)
         if not evaluated:
             return
-        self.shared.wait_for_evaluation()
 
         def evaluate(number: int) -> None:
             run = self.alive[number]
             run.evaluate(self._state(state_C, row[number]), run.due(run.step).decode)
 
-        # On cores that are devices, one member on each at a time; the first by itself, for it compiles.
-        with ThreadPoolExecutor(len(jax.local_devices()) if jax.default_backend() == 'cpu' else 1) as pool:
+        with aside([*self.alive.values()]):
+            self.shared.wait_for_evaluation()
             with self._of(evaluated[0]):
-                evaluate(evaluated[0])
-            ends = [(number, pool.submit(evaluate, number)) for number in evaluated[1:]]
-            for number, end in ends:
-                with self._of(number):
-                    end.result()
+                evaluate(evaluated[0])  # by itself, for it compiles
+            pool = ThreadPoolExecutor(self._at_once())
+            try:
+                for number, end in [(number, pool.submit(evaluate, number)) for number in evaluated[1:]]:
+                    with self._of(number):
+                        end.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)  # who interrupts this waits for no other
+
+    def _at_once(self) -> int:
+        """How many members are evaluated at once: one per core, as far as their states and caches fit into memory."""
+        devices = jax.local_devices()
+        if jax.default_backend() != 'cpu' or len(devices) == 1:
+            return 1
+        state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shared.program.target))
+        each = state + cache.of_search(self.configs[0])
+        return max(1, min(len(devices), int(free_bytes(devices[0]) // each)))
 
     @contextlib.contextmanager
     def _of(self, number: int) -> Iterator[None]:

@@ -30,6 +30,12 @@ def in_place(pairs: Sequence[Pair], path: str) -> list[Pair]:
     else:
         written = list(enumerate(lines))
     numbers = [number for number, _ in written]
-    if numbers != sorted(numbers) or [*dict.fromkeys(numbers)] != [*range(len(pairs))]:
-        raise UserError(f'data.targets={path}: {len(set(numbers))} outputs and {len(pairs)} pairs in train; {_REMEDY}')
+    if (outputs := len(set(numbers))) != len(pairs):
+        raise UserError(f'data.targets={path}: {outputs} outputs and {len(pairs)} pairs in train; {_REMEDY}')
+    if numbers != sorted(numbers) or numbers[-1] != len(pairs) - 1:
+        raise UserError(
+            f'data.targets={path}: its numbers are not those from 0 to {len(pairs) - 1}, in order; {_REMEDY}'
+        )
+    if not any(text.strip() for _, text in written):
+        raise UserError(f'data.targets={path}: every output is empty; {_REMEDY}')
     return [{'source': pairs[i]['source'], 'target': text, 'references': [text]} for i, text in written]

@@ -1,6 +1,7 @@
 """Text lines through a run's newest whole checkpoint: a list of them, or a stream."""
 
 import contextlib
+import dataclasses
 import io
 import os
 import sys
@@ -122,7 +123,7 @@ def sources(workdir: str | os.PathLike, split: str) -> contextlib.AbstractContex
     Raises:
       UserError: no such run or split, or data that are no pairs.
     """
-    data = read_config(workdir).data
+    data = dataclasses.replace(read_config(workdir).data, targets='')  # the pairs that a student's targets are made of
     found = corpora.load(data).split(split)
     if not isinstance(found, PairSplit):
         raise UserError(f'--split={split}: data.name={data.name} has no sources, as pairs have; give --input')

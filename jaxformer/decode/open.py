@@ -33,11 +33,14 @@ class OpenRun:
     step: int
 
 
-def open_run(workdir: epath.PathLike, step: int | None = None, keep_int8: bool = False) -> OpenRun:
-    """Opens a run at `step`, None for its newest whole checkpoint, after applying its cfg.runtime to this process.
+def open_run(
+    workdir: epath.PathLike, step: int | None = None, keep_int8: bool = False, configure: bool = True
+) -> OpenRun:
+    """Opens a run at `step`, None for its newest whole checkpoint.
 
     Args:
       keep_int8: leave weights that are int8 as they are, for a model that takes them; else they are numbers again.
+      configure: apply its cfg.runtime to this process, before any device is asked for.
 
     Raises:
       UserError: not the directory of a run, no checkpoint yet, no such step, or parameters of another config.
@@ -49,7 +52,8 @@ def open_run(workdir: epath.PathLike, step: int | None = None, keep_int8: bool =
     if not (workdir / VOCAB).exists():
         raise UserError(f'{workdir / VOCAB}: missing; put it back, or train again in another directory')
     vocab = Vocabulary.from_json(files.read_json(workdir / VOCAB))
-    runtime.configure(cfg.runtime)
+    if configure:
+        runtime.configure(cfg.runtime)
     params = checkpoint.restore_params(workdir / CHECKPOINTS, step)
     expected = transformer.abstract_params(cfg.model, len(vocab), len(vocab.classes))
     _refuse_strangers(workdir, jax.eval_shape(int8.floats, params), expected)

@@ -50,18 +50,21 @@ def of_split(run: OpenRun, split: Split, most: int = EXAMPLES) -> Report:
     """The agreement over examples of a split, at most so many, evenly spread.
 
     Raises:
-      UserError: a stream of text, which has no examples of its own; and as `attribution.of_run`.
+      UserError: a stream of text, which has no examples of its own, or no example with a text; and as
+        `attribution.of_run`.
     """
     if not isinstance(split, PairSplit | LabelledSplit):
         raise UserError(f'--split={split.name}: documents of any length; give texts, --input=FILE')
-    numbers = np.unique(np.linspace(0, len(split) - 1, most).astype(int)).tolist()
+    numbers = [] if not len(split) else np.unique(np.linspace(0, len(split) - 1, most).astype(int)).tolist()
     texts = [
         split.source_text(number)
         if isinstance(split, PairSplit)
-        else run.vocab.join(run.vocab.decode(split.tokens[number].tolist()))
+        else run.vocab.join(run.vocab.decode(split.tokens[number][1:].tolist()))
         for number in numbers
     ]
     found = [attribution.of_run(run, text).by for text in texts if text.strip()]
+    if not found:
+        raise UserError(f'--split={split.name}: none of its {len(split)} examples has a text')
     return Report(run.step, (), agreement.of_texts(found))
 
 

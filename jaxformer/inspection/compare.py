@@ -1,13 +1,14 @@
 """What sets runs apart: their configurations, what they ran on, and where their metrics stand."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from jaxformer import files
+from jaxformer import config, files
 from jaxformer.decode.open import run_directory
 from jaxformer.errors import UserError
 from jaxformer.files import CONFIG
@@ -52,8 +53,8 @@ class Comparison:
 def compare(workdirs: Sequence[epath.PathLike]) -> Comparison:
     """Compares runs, whether they are done, running, failed or not started; the first is the one others differ from.
 
-    Configurations are compared as they were written, so runs of different versions of this package compare, too. Of
-    the environment, the record of the last start counts.
+    Runs of different versions of this package compare, too: fields that an older one did not have count as what was
+    done without them. Of the environment, the record of the last start counts.
 
     Raises:
       UserError: fewer than two directories, one that is not the directory of a run, or a file of it that is damaged.
@@ -62,7 +63,7 @@ def compare(workdirs: Sequence[epath.PathLike]) -> Comparison:
         raise UserError(f'compare: {len(workdirs)} run given; it takes at least two')
     directories = [run_directory(workdir) for workdir in workdirs]
     statuses = [read_status(directory) or {'status': 'not started'} for directory in directories]
-    configs = [flat(files.read_json(directory / CONFIG), directory / CONFIG) for directory in directories]
+    configs = [flat(_recorded(directory), directory / CONFIG) for directory in directories]
     return Comparison(
         runs=tuple(map(str, directories)),
         state={
@@ -99,6 +100,15 @@ def as_text(comparison: Comparison) -> str:
         table('metric', letters, metrics, 'no run has any yet'),
     ]
     return '\n\n'.join((named, *parts))
+
+
+def _recorded(directory: epath.Path) -> Any:
+    """The config.json of a run with every field that there is now; as it stands where this version does not read it."""
+    values = files.read_json(directory / CONFIG)
+    try:
+        return json.loads(config.canonical_json(config.from_record(values)))
+    except UserError:
+        return values
 
 
 def flat(value: Any, path: epath.Path, prefix: str = '') -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """From a configuration and parameters to a model in Hugging Face's layout, which transformers loads."""
 
-import contextlib
 import dataclasses
 import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,13 @@ import flax.traverse_util
 import numpy as np
 from absl import logging
 from etils import epath
-from safetensors.numpy import save_file
 
 from jaxformer import checkpoint, files, rules
 from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode import int8
 from jaxformer.decode.open import find_step, read_config
 from jaxformer.errors import RunError, UserError
+from jaxformer.inspection import tensors as tensor_files
 from jaxformer.inspection import tokenizer
 from jaxformer.inspection.hugging_face import LAYOUTS
 from jaxformer.inspection.import_ import SETTINGS, WEIGHTS
@@ -133,16 +131,12 @@ def _with_sizes(cfg: Config, flat: dict[str, np.ndarray]) -> Config:
 
 def _save(directory: Path, tensors: dict[str, np.ndarray], described: dict[str, Any]) -> None:
     """Writes the tensors and the JSON files, config.json last: where it stands, all is there."""
-    aside = directory / f'.{WEIGHTS}.{os.getpid()}.tmp'
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, aside, metadata={'format': 'pt'})
-        aside.replace(directory / WEIGHTS)
+        tensor_files.write(directory / WEIGHTS, tensors, {'format': 'pt'})
         for name, content in described.items():
             files.write_json(directory / name, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         reason = f'--output={directory}: {error.strerror or error}'
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(f'{reason}; free space and run the same command again') from error

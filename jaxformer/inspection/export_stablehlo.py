@@ -5,10 +5,12 @@
 DIR holds of a seq2seq model `encode` (parameters, source, room) → cache, of a language model `prefill` (parameters,
 tokens, room) → (logits, cache), and of both `step` (parameters, tokens, cache) → (logits, cache), for any number of
 rows, of source symbols, of tokens at once and of positions in the cache (that of `room`, whose length alone counts),
-lowered for CPUs, CUDA GPUs and TPUs; signature.json says what goes in and out; decode.py is an example.
+up to model.max_length where tables by position end there; lowered for CPUs, CUDA GPUs and TPUs. signature.json says
+what goes in and out; decode.py is an example.
 """
 
 import dataclasses
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax import export
-from safetensors.numpy import save_file
 
 from jaxformer import files, sharding
 from jaxformer.decode.greedy import outputs
 from jaxformer.decode.open import OpenRun, open_run, read_config
-from jaxformer.errors import UserError
+from jaxformer.errors import RunError, UserError
+from jaxformer.inspection import tensors
 from jaxformer.model import transformer
 from jaxformer.model.family import Family
 from jaxformer.schema import ModelConfig
@@ -35,6 +37,8 @@ Spec = Any  # a tree of jax.ShapeDtypeStruct
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 SIGNATURE, PARAMETERS, EXAMPLE = 'signature.json', 'parameters.safetensors', 'decode.py'
 FAMILIES = ('seq2seq', 'lm')
+REQUIRES = ('jax', 'numpy', 'safetensors', 'flatbuffers')
+"""Packages that decode.py needs."""
 DIMENSIONS = {
     'rows': 'of the batch',
     'source': 'symbols of the source, its end included',
@@ -48,7 +52,8 @@ def run(workdir: epath.PathLike, step: int | None, output: str | Path) -> Path:
 
     Raises:
       UserError: as `open_run`; a family that goes on with no token; a model whose functions depend on the very lengths;
-        `output` holds something already, or cannot be written.
+        `output` holds something of these names, or a run, or cannot be written.
+      RunError: the disk is full.
     """
     output = Path(output)
     family = read_config(workdir).model.family
@@ -56,21 +61,25 @@ def run(workdir: epath.PathLike, step: int | None, output: str | Path) -> Path:
         raise UserError(
             f'{workdir}: a run of model.family={family} has no step; --stablehlo takes {", ".join(FAMILIES)}'
         )
-    if (output / SIGNATURE).exists():
-        raise UserError(f'--output={output}: holds a model already; choose another directory')
+    names = (SIGNATURE, PARAMETERS, EXAMPLE, files.VOCAB, files.CONFIG, files.GRID)
+    if there := [name for name in names if (output / name).exists()]:
+        raise UserError(f'--output={output}: holds {there[0]} already; choose another directory')
     opened = open_run(workdir, step)
     params = flax.traverse_util.flatten_dict(opened.params, sep='/')
     written = _exported(opened, params)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        save_file({name: np.asarray(leaf) for name, leaf in params.items()}, output / PARAMETERS)
+        tensors.write(output / PARAMETERS, {name: np.asarray(leaf) for name, leaf in params.items()})
         for name, (exported, _) in written.items():
             files.write_atomic(output / _file(name), bytes(exported.serialize()))
         files.write_atomic(output / EXAMPLE, Path(__file__).with_name('stablehlo_example.py').read_bytes())
         files.write_json(output / files.VOCAB, opened.vocab.to_json())
         files.write_json(output / SIGNATURE, _signature(opened, written))
     except OSError as error:
-        raise UserError(f'--output={output}: {error.strerror or error}; choose another directory') from error
+        reason = f'--output={output}: {error.strerror or error}'
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(f'{reason}; free space, remove {output} and run the same command again') from error
+        raise UserError(f'{reason}; choose another directory') from error
     return output
 
 
@@ -160,6 +169,9 @@ def _signature(opened: OpenRun, written: Mapping[str, tuple[export.Exported, Map
             for name, (exported, specs) in written.items()
         },
         'dimensions': DIMENSIONS,
+        'limits': {name: cfg.model.max_length for name in DIMENSIONS if name != 'rows'} if _tables(cfg.model) else {},
+        'room': 'no token goes beyond positions: a step that does overwrites the last one, and its numbers are wrong',
+        'requires': REQUIRES,
         'parameters': PARAMETERS,
         'ids': {**dataclasses.asdict(ids), 'start': cfg.model.ids.start, 'pad': cfg.model.ids.pad},
         'num_logits': len(may),

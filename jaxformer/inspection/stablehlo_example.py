@@ -1,4 +1,6 @@
-"""Decodes greedily with what `jaxformer export --stablehlo` wrote, without that package: JAX and safetensors suffice.
+"""Decodes greedily with what `jaxformer export --stablehlo` wrote, without that package.
+
+  pip install jax safetensors flatbuffers
 
   python decode.py < LINES     each line is the ids of a source (of a prompt), with spaces between; the output likewise
 
@@ -37,7 +39,7 @@ def main() -> None:
             logits, cache = called['step'](params, np.array([[ids['start']]], np.int32), cache)
         else:
             prompt = np.array([[ids['start'], *given]], np.int32)
-            logits, cache = called['prefill'](params, prompt, np.zeros(prompt.shape[1] + T, bool))
+            logits, cache = called['prefill'](params, prompt, np.zeros(len(given) + T, bool))
         found: list[int] = []
         while True:
             found.append(int(jnp.argmax(jnp.where(may, logits[0, -1], -jnp.inf))))

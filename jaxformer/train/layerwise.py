@@ -4,6 +4,9 @@ A program of its own, asked every train.inspect_every steps with the state and t
 the step itself stays as it is. Off by default, as it has to be compiled, too; every 100 steps is a good interval. Each
 time it costs what 1.2 steps cost of configs/quickstart.py, and 1.3 of configs/g2p.py (processor time on two cores,
 medians of seven and five pairs, 1.1 to 1.3 in each): every 100 steps 1.3 %.
+
+It weighs all keys for every query, whatever config.model.attention.kernel: where that is to save memory, for one row of
+the batch on each device at a time.
 """
 
 import functools
@@ -39,12 +42,15 @@ class Layers:
     the root of their sum of squares is train/grad_norm. output_rms: root mean square of what leaves the layer, over
     the rows that are no padding. attention_entropy: of the weights of encoder, decoder and cross, in nats, the mean
     over rows (queries) and heads; attention_entropy_least: that of the head where it is least. The gradient is that of
-    the step, dropout included; outputs and weights are those of a pass without dropout on the same inputs.
+    the step, dropout included; outputs and weights are those of a pass without dropout on the same inputs. All of it
+    is of one batch, and so of one bucket: entropies of short sequences are smaller.
     """
 
     def __init__(self, cfg: Config, model: Family, mesh: Mesh) -> None:
         self._model, self._family, self._pad = model, cfg.model.family, cfg.model.ids.pad
-        self._parts, self._arguments = cfg.train.accumulation, steps.arguments(cfg, model)
+        self._arguments, self._parts = steps.arguments(cfg, model), cfg.train.accumulation
+        if cfg.model.attention.kernel != 'plain':
+            self._parts = cfg.train.batch_size // (mesh.shape['data'] * mesh.shape['fsdp'])
         stacks = {
             'encoder': cfg.model.encoder_mixer if self._family != 'lm' else '',
             'decoder': cfg.model.decoder_mixer if self._family in ('seq2seq', 'lm') else '',

@@ -28,7 +28,7 @@ from jaxformer import processes
 from jaxformer.claims import Claim
 from jaxformer.schema import Config
 from jaxformer.train import directory, record
-from jaxformer.train.member import Member, NotFinite, Pending
+from jaxformer.train.member import Member, NotFinite, Pending, aside
 from jaxformer.train.program import Program
 from jaxformer.train.signals import AskedAnywhere, Preempted, Stop, stop_signals
 from jaxformer.train.state import TrainState
@@ -102,7 +102,10 @@ def _updates(run: Member, state: TrainState, stop: Stop, progress: Progress) -> 
     for step in range(run.step + 1, num_steps + 1):
         batch = next(run.batches)
         placed = program.placed(batch)
-        layers = run.inspected(state, placed) if run.inspects(step) else None  # before the state is given away
+        layers = None
+        if run.inspects(step):  # before the state is given away
+            with aside([run]):
+                layers = run.inspected(state, placed)
         state, metrics = program.update(state, placed, run.values)
         if pending:
             progress.update(pending.step, run.look_at(pending), run.speed)
@@ -117,7 +120,8 @@ def _updates(run: Member, state: TrainState, stop: Stop, progress: Progress) -> 
         if stopped:
             raise Preempted(f'stopped by a signal; step {step} is saved; the same command goes on from there', True)
         if due.evaluate:
-            run.evaluate(state, due.decode)
+            with aside([run]):
+                run.evaluate(state, due.decode)
 
 
 def _program(cfg: Config) -> Program:

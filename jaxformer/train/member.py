@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -181,10 +181,11 @@ class Member:
     def inspected(self, state: states.TrainState, batch: dict[str, jax.Array]) -> Found:
         """What goes on in the layers in a step, by the state before it and its placed batch."""
         assert self.program.layers
-        began = time.perf_counter()
-        found = self.program.layers(state, batch, self.values)
-        self._since += time.perf_counter() - began  # where it had to be compiled
-        return found
+        return self.program.layers(state, batch, self.values)
+
+    def paused(self, seconds: float) -> None:
+        """So many seconds do not count against the training's speed."""
+        self._since += seconds
 
     def due(self, step: int) -> Due:
         """After a step; the last step has everything. Only sequences have references to decode for."""
@@ -228,7 +229,6 @@ class Member:
 
     def evaluate(self, state: states.TrainState, decode: bool) -> None:
         """Losses of the whole split, error rates too where `decode`; after the last step those of every example."""
-        paused = time.perf_counter()
         program, split, params = self.program, self.program.split, optim.judged(state.params, state.opt_state)
         examples = program.evaluator.examples(params, split)
         metrics = program.evaluator.totals(examples, split)
@@ -241,7 +241,6 @@ class Member:
         if self.step == self.cfg.train.num_steps:
             self.record.examples(split.name, examples)
         self.record.status('running', self.step, metrics=self.metrics)
-        self._since += time.perf_counter() - paused  # evaluation is not counted against the training's speed
 
     def look_at(self, pending: Pending) -> float:
         """Waits for a step's metrics, writes what is due, refuses what is not finite; the loss.
@@ -303,6 +302,17 @@ class Member:
             '%s: step %d: loss %.4g, %.3g times the usual %.4g', self.workdir, step, loss, loss / usual, usual
         )
         return {'train/spike': loss / usual}
+
+
+@contextlib.contextmanager
+def aside(runs: Sequence[Member]) -> Iterator[None]:
+    """Evaluation, or a look at the layers, of one of the runs that share a process: no part of the training of any."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        for run in runs:
+            run.paused(time.perf_counter() - began)
 
 
 def _every(every: int, step: int) -> bool:

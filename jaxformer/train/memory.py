@@ -20,7 +20,8 @@ class StepMemory:
 
     shared: of the outputs, what takes the place of arguments (the donated state).
     teacher: parameters of the run cfg.train.teacher, which lie there all the time.
-    teacher_temporaries: of its forward pass, which is done before the step; its logits are among the step's arguments.
+    teacher_temporaries: of its forward pass. Its logits are among the step's arguments.
+    teacher_logits: those for the next step, which are made while this one runs.
     """
 
     arguments: int
@@ -29,12 +30,12 @@ class StepMemory:
     shared: int
     teacher: int = 0
     teacher_temporaries: int = 0
+    teacher_logits: int = 0
 
     @property
     def total(self) -> int:
-        return (
-            self.arguments + self.teacher + max(self.outputs - self.shared + self.temporaries, self.teacher_temporaries)
-        )
+        lasting = self.arguments + self.teacher + self.teacher_logits
+        return lasting + max(self.outputs - self.shared + self.temporaries, self.teacher_temporaries)
 
 
 def of_step(
@@ -55,7 +56,7 @@ def of_step(
     model = sharding.laid_out(transformer.build(cfg.model, vocab_size, num_classes, mesh), mesh)
     target = states.abstract(model, optim.build(cfg), mesh)
     step, values = compiled_step(cfg, model, target), hyperparameters.of(cfg)
-    logits, theirs = teacher.by_shape(cfg, mesh) if cfg.train.taught else (None, {})
+    logits, theirs = teacher.by_shape(cfg, model.vocab_size, mesh) if cfg.train.taught else (None, {})
     found = {}
     for bucket in cfg.data.buckets:
         batch, of_teacher = _batch(cfg, bucket, mesh), {}
@@ -66,6 +67,7 @@ def of_step(
             of_teacher = {
                 'teacher': sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(theirs)),
                 'teacher_temporaries': said.temp_size_in_bytes if said else 0,
+                'teacher_logits': said.output_size_in_bytes if said else 0,
             }
             place = compiled.output_shardings
             batch[teacher.LOGITS] = jax.ShapeDtypeStruct(asked.out_info.shape, asked.out_info.dtype, sharding=place)

@@ -33,20 +33,16 @@ class Teacher:
         field = f'config.train.teacher={cfg.train.teacher}'
         workdir, step = _place(cfg)
         try:
-            run = open_run(workdir, step)
+            run = open_run(workdir, step, configure=False)  # this process is that of the student
             status = read_status(workdir)
             if step is None and (status is None or status['status'] != 'done'):
                 raise UserError(f'{workdir} is not done, and its newest step may change; write {workdir}@{run.step}')
         except UserError as error:
             raise UserError(f'{field}: {error}') from error
-        if run.cfg.model.family != cfg.model.family:
-            raise UserError(f'{field}: of model.family={run.cfg.model.family}, and this run of {cfg.model.family}')
+        _refuse_another_family(run.cfg, cfg)
         refuse_other_symbols(field, files.read_json(workdir / files.VOCAB), vocab, cfg.data.name)
         model = transformer.build(run.cfg.model, len(run.vocab), len(run.vocab.classes), mesh)
-        if model.vocab_size != num_symbols:
-            raise UserError(
-                f'{field}: model.vocab_size is {model.vocab_size} there and {num_symbols} here; make it equal'
-            )
+        _refuse_another_size(model, cfg, num_symbols)
         self._params = jax.device_put(run.params, NamedSharding(mesh, PartitionSpec()))
         self.logits = _compiled(run.cfg, model, mesh)
 
@@ -55,24 +51,41 @@ class Teacher:
         return {**batch, LOGITS: self.logits(self._params, batch)}
 
 
-def by_shape(cfg: Config, mesh: Mesh) -> tuple[CountedJit, Any]:
+def by_shape(cfg: Config, num_symbols: int, mesh: Mesh) -> tuple[CountedJit, Any]:
     """(the program that gives a teacher's logits, its parameters by shape), of which no array is read.
 
     Raises:
-      UserError: there is no such run.
+      UserError: there is no such run, or it is of another family or has another number of symbols.
     """
-    workdir, _ = _place(cfg)
+    field, (workdir, _) = f'config.train.teacher={cfg.train.teacher}', _place(cfg)
     try:
         theirs = read_config(workdir)
+        vocab = Vocabulary.from_json(files.read_json(workdir / files.VOCAB))
+    except FileNotFoundError:
+        raise UserError(f'{field}: {workdir / files.VOCAB}: missing; put it back') from None
     except UserError as error:
-        raise UserError(f'config.train.teacher={cfg.train.teacher}: {error}') from error
-    vocab = Vocabulary.from_json(files.read_json(workdir / files.VOCAB))
+        raise UserError(f'{field}: {error}') from error
+    _refuse_another_family(theirs, cfg)
     sizes = len(vocab), len(vocab.classes)
     placed = lambda leaf: jax.ShapeDtypeStruct(  # noqa: E731
         leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, PartitionSpec())
     )
     params = jax.tree.map(placed, transformer.abstract_params(theirs.model, *sizes))
-    return _compiled(theirs, transformer.build(theirs.model, *sizes, mesh), mesh), params
+    model = transformer.build(theirs.model, *sizes, mesh)
+    _refuse_another_size(model, cfg, num_symbols)
+    return _compiled(theirs, model, mesh), params
+
+
+def _refuse_another_family(theirs: Config, cfg: Config) -> None:
+    if (family := theirs.model.family) != cfg.model.family:
+        field = f'config.train.teacher={cfg.train.teacher}'
+        raise UserError(f'{field}: of model.family={family}, and this run of {cfg.model.family}')
+
+
+def _refuse_another_size(theirs: Family, cfg: Config, num_symbols: int) -> None:
+    if theirs.vocab_size != num_symbols:
+        field = f'config.train.teacher={cfg.train.teacher}'
+        raise UserError(f'{field}: model.vocab_size is {theirs.vocab_size} there and {num_symbols} here; make it equal')
 
 
 def _compiled(cfg: Config, model: Family, mesh: Mesh) -> CountedJit:

@@ -110,4 +110,4 @@ def test_error_rates_are_those_of_the_pruned_model(study, importance):
     assert f'{np.mean(rates):.2f} ± {abs(rates[0] - rates[1]) / 2**0.5:.2f}' in text[-1]
     for left in (-1, 12):
         with pytest.raises(UserError, match=f'--keep={left}: a number from 0 to 11'):
-            study.refuse_left(left)
+            study.refuse_left(left, study.split)

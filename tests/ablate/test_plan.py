@@ -1,11 +1,15 @@
 import json
+import pathlib
 
 import pytest
 import standin
 
 from jaxformer import config as config_lib
+from jaxformer import history
 from jaxformer.ablate import launch, ledger, plan
 from jaxformer.errors import UserError
+
+EXPERIMENTS = pathlib.Path(__file__).parents[2] / 'experiments'
 
 
 def test_ids_are_stable_when_a_value_is_added(tmp_path):
@@ -15,6 +19,17 @@ def test_ids_are_stable_when_a_value_is_added(tmp_path):
     assert len(before.cells) == 4
     assert len(set(ids.values())) == 6
     assert all(ids[cell.label] == cell.id for cell in before.cells)
+
+
+def test_ids_of_a_grid_stay_from_version_to_version():
+    """Else whoever has half of it done begins anew. A field that is added joins `history.NOT_IN_ID`."""
+    cells = plan.resolve(plan.read(EXPERIMENTS / 'heads.py'), count=lambda cfg: None).cells
+    assert [cell.id for cell in cells] == ['eab670187b98', 'f69c921a96eb', '5090ea605a50']
+    assert set(history.NOT_IN_ID) <= set(history.BEFORE)
+    for changed in ({'train.inspect_every': 3}, {'data.targets': 'x'}):
+        edited = config_lib.load(EXPERIMENTS.parent / 'configs' / 'quickstart.py')
+        config_lib.override(edited, changed)
+        assert config_lib.config_hash(config_lib.resolve(edited), ('seed', 'cohort')) != cells[0].id
 
 
 def test_the_seed_is_not_in_the_id_and_runs_differ_in_nothing_else(tmp_path):

@@ -31,20 +31,25 @@ def test_of_n_best_each_hypothesis_is_a_pair(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('text', 'count'),
+    ('text', 'said'),
     [
-        ('X\nY\n', 2),
-        ('', 0),
-        ('X\n' * 4, 4),
-        ('0 ||| X ||| -1.000000\n2 ||| X ||| -1.000000\n3 ||| X ||| -1.000000\n', 3),
-        ('1 ||| X ||| -1.000000\n0 ||| X ||| -1.000000\n2 ||| X ||| -1.000000\n', 3),
-        ('0 ||| X ||| -1.000000\n0 ||| Y ||| -1.000000\n1 ||| X ||| -1.000000\n', 2),
+        ('X\nY\n', '2 outputs and 3 pairs in train'),
+        ('', '0 outputs and 3 pairs in train'),
+        ('X\n' * 4, '4 outputs and 3 pairs in train'),
+        ('\n' * 3, 'every output is empty'),
+        (
+            '0 ||| X ||| -1.000000\n2 ||| X ||| -1.000000\n3 ||| X ||| -1.000000\n',
+            'its numbers are not those from 0 to 2, in order',
+        ),
+        (
+            '1 ||| X ||| -1.000000\n0 ||| X ||| -1.000000\n2 ||| X ||| -1.000000\n',
+            'its numbers are not those from 0 to 2, in order',
+        ),
+        ('0 ||| X ||| -1.000000\n0 ||| Y ||| -1.000000\n1 ||| X ||| -1.000000\n', '2 outputs and 3 pairs in train'),
     ],
 )
-def test_a_file_of_other_examples_is_refused(tmp_path, text, count):
-    with pytest.raises(
-        UserError, match=f'data.targets=.*out: {count} outputs and 3 pairs in train; let `jaxformer dec'
-    ):
+def test_a_file_of_other_examples_is_refused(tmp_path, text, said):
+    with pytest.raises(UserError, match=f'data.targets=.*out: {said}; let `jaxformer dec'):
         written(tmp_path, text)
 
 

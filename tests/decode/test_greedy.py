@@ -73,6 +73,7 @@ def test_each_symbol_is_the_next_input_and_the_first_input_is_the_start_symbol()
 def test_of_equals_the_first_is_taken_as_argmax_takes_it():
     logits = np.random.default_rng(0).integers(0, 4, (50, 7)).astype(np.float32)
     logits[0], logits[1, :3] = -np.inf, -np.inf
+    logits[2, 2:6], logits[3] = np.nan, np.nan
     np.testing.assert_array_equal(first_greatest(jnp.asarray(logits)), np.argmax(logits, axis=1))
 
 

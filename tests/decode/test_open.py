@@ -88,6 +88,14 @@ def test_files_that_do_not_belong_to_the_checkpoint_are_named(run):
         open_run(run)
 
 
+def _as_before(values):
+    """Without what came later than the first version."""
+    for path in history.BEFORE:
+        *groups, name = path.split('.')
+        functools.reduce(dict.__getitem__, groups, values).pop(name)
+    return _without_empty_groups(values)
+
+
 def _without_empty_groups(values):
     kept = {name: _without_empty_groups(value) if isinstance(value, dict) else value for name, value in values.items()}
     return {name: value for name, value in kept.items() if value != {}}
@@ -96,17 +104,15 @@ def _without_empty_groups(values):
 def test_a_run_of_an_older_version_opens_and_means_what_it_meant(run):
     """Its config.json lacks the fields that came later, its manifests have no number."""
     values, now = files.read_json(run / files.CONFIG), read_config(run)
-    for path in history.BEFORE:
-        *groups, name = path.split('.')
-        functools.reduce(dict.__getitem__, groups, values).pop(name)
-    values = _without_empty_groups(values)
+    values = _as_before(values)
     assert 'cohort' not in values and 'ids' not in values['model'] and 'score' in values['model']['attention']
     files.write_json(run / files.CONFIG, values)
     manifest = run / 'checkpoints' / '5' / checkpoint.MANIFEST
     files.write_json(manifest, {'files': files.read_json(manifest)['files']})
     opened = open_run(run)
     before = {path: config.flatten(now)[path] for path in config.flatten(now) if path not in history.BEFORE}
-    assert opened.step == 5 and config.flatten(opened.cfg) == before | history.BEFORE
+    follows = {path: before[other] for path, other in history.FOLLOWS.items()}
+    assert opened.step == 5 and config.flatten(opened.cfg) == before | history.BEFORE | follows
     assert directory.refuse_another_config(opened.cfg, run) == opened.cfg  # training goes on with it, too
     learning = dataclasses.replace(opened.cfg, train=dataclasses.replace(opened.cfg.train, ema_decay=0.9))
     with pytest.raises(UserError, match='config.train.ema_decay is 0.0 there and 0.9 here'):
@@ -115,6 +121,13 @@ def test_a_run_of_an_older_version_opens_and_means_what_it_meant(run):
     files.write_json(run / files.CONFIG, values)
     with pytest.raises(UserError, match='config.json: config.train: field num_steps is missing'):
         open_run(run)
+
+
+@pytest.mark.parametrize('name', ['base', 'big', 'g2p', 'quickstart', 'tiny'])
+def test_the_same_command_goes_on_with_a_run_of_the_first_version(tmp_path, name):
+    cfg = config.resolve(config.load(CONFIGS / f'{name}.py'))
+    files.write_json(tmp_path / files.CONFIG, _as_before(config.to_dict(cfg)))
+    assert directory.refuse_another_config(cfg, tmp_path) == cfg
 
 
 def test_every_field_is_of_the_first_version_or_has_a_value_for_runs_without_it():

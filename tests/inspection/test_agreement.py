@@ -1,5 +1,6 @@
 """Correlations are those of ranks worked out by hand, output by output; the command shows them with figures."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -9,6 +10,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from jaxformer.data import corpus
+from jaxformer.data.ragged import Ragged
 from jaxformer.decode.open import open_run
 from jaxformer.errors import UserError
 from jaxformer.inspection import agreement, attribution_report
@@ -106,5 +108,8 @@ def test_over_a_split_it_is_that_of_its_texts(trained):
     expected = attribution_report.of_lines(trained, texts).agreement
     np.testing.assert_array_equal(found.agreement.mean_KK, expected.mean_KK)
     assert found.agreement.texts == expected.texts == 3 and found.texts == ()
+    none = dataclasses.replace(split, source=Ragged.of([], np.int32))
+    with pytest.raises(UserError, match='--split=dev: none of its 0 examples has a text'):
+        attribution_report.of_split(run, none, 3)
     text = attribution_report.as_text(found)
     assert text.startswith('rank correlation of magnitudes, mean of 3 texts')

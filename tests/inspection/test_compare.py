@@ -107,6 +107,14 @@ def test_config_of_another_version(make_run):
     assert differing == {'model.norm': ('layernorm', ABSENT), 'model.gone': (ABSENT, 3)}
 
 
+def test_a_field_that_an_older_version_did_not_have_is_no_difference(make_run):
+    old = make_run('old')
+    values = files.read_json(old / 'config.json')
+    del values['train']['keep_best'], values['model']['kept_heads']
+    files.write_json(old / 'config.json', values)
+    assert compare([make_run('new', seed=4), old]).config == {'seed': (4, 0)}
+
+
 def test_mistakes_name_the_directory(make_run, tmp_path):
     run = make_run('a')
     with pytest.raises(UserError, match='compare: 1 run given; it takes at least two'):

@@ -1,5 +1,7 @@
 """A run that learns from another one beside the labels."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import scipy.special
 import scipy.stats
 import small
 
-from jaxformer import losses
+from jaxformer import files, losses
 from jaxformer.data import corpus
 from jaxformer.decode.lines import decode_lines
 from jaxformer.decode.open import open_run
@@ -88,6 +90,9 @@ def test_a_student_learns_what_its_teacher_wrote(teacher, tmp_path, capsys):
     assert [(mine.source_text(i), mine.reference_texts(i)) for i in range(len(mine))] == expected
     assert len(found) == 2 * len(sources) and len({text for _, text in found}) > 2
     assert loop.train(cfg, tmp_path / 'student')['dev/examples'] > 0
+    again = tmp_path / 'again.txt'
+    assert main(['decode', f'--workdir={tmp_path}/student', '--split=train', f'--output={again}']) == 0
+    assert len(again.read_text().splitlines()) == len(sources)  # of the data, not of what another taught
     assert main(['decode', f'--workdir={teacher}', '--split=all']) == 2
     assert "split 'all'" in capsys.readouterr().err
     assert main(['decode', f'--workdir={teacher}', '--split=dev', '--input=-']) == 2
@@ -130,3 +135,19 @@ def test_of_a_run_that_is_not_done_the_step_has_to_be_said(teacher, tmp_path):
     small.writer.write_status(other, 'preempted', 3, 9)
     with pytest.raises(UserError, match=f'{other} is not done.*write {other}@3'):
         loop.train(small.make({**STUDENT, 'train.teacher': str(other)}), tmp_path / 'run')
+
+
+@pytest.mark.parametrize(
+    ('changes', 'gone', 'said'),
+    [
+        ({}, files.VOCAB, 'vocab.json: missing; put it back'),
+        ({'model.vocab_size': 30}, None, 'model.vocab_size is 15 there and 30 here; make it equal'),
+    ],
+)
+def test_what_a_plan_of_memory_finds_wrong_with_a_teacher(teacher, tmp_path, changes, gone, said):
+    shutil.copytree(teacher, tmp_path / 'run')
+    if gone:
+        (tmp_path / 'run' / gone).unlink()
+    cfg = small.make({**STUDENT, **SMALLER, **changes, 'train.teacher': str(tmp_path / 'run')})
+    with pytest.raises(UserError, match=f'config.train.teacher=.*: .*{said}'):
+        memory.of_step(cfg, 15)
