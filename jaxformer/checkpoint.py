@@ -115,8 +115,10 @@ def check(path: epath.PathLike) -> str | None:
     if reason := newer(path):
         return reason
     try:
-        listing = files.read_json(path / MANIFEST)['files']
-        expected = {name: (int(entry['size']), str(entry['sha256'])) for name, entry in listing.items()}
+        manifest = files.read_json(path / MANIFEST)
+        if not manifest.keys() <= {'format', 'files'} or manifest.get('format', 1) not in range(1, FORMAT + 1):
+            return f'{MANIFEST}: damaged'
+        expected = {name: (int(entry['size']), str(entry['sha256'])) for name, entry in manifest['files'].items()}
     except FileNotFoundError:
         return f'{MANIFEST}: missing'
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
