@@ -16,7 +16,7 @@ import pytest
 from quick import jit
 
 import jaxformer
-from jaxformer import choices, config, hyperparameters, objectives, optim, sharding
+from jaxformer import choices, config, hyperparameters, objectives, optim, schema, sharding
 from jaxformer.ablate import together
 from jaxformer.data import corpus
 from jaxformer.data.vocab import Vocabulary
@@ -74,13 +74,13 @@ def reads(monkeypatch):
 
         return read
 
-    for cls in vars(config).values():
+    for cls in vars(schema).values():
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):
             monkeypatch.setattr(cls, '__getattribute__', recording(cls))
     return found
 
 
-def fields(cls=config.Config, prefix=''):
+def fields(cls=schema.Config, prefix=''):
     """{dotted path: (class, field)} of every field below a dataclass."""
     found = {}
     for field in dataclasses.fields(cls):
@@ -168,9 +168,9 @@ def test_every_field_is_read(reads, tmp_path):
 def test_what_is_read_by_nobody_is_found(reads):
     cfg = resolved({})
     optim.schedule(cfg)
-    assert (config.OptimConfig, 'schedule') in reads and (config.OptimConfig, 'epsilon') not in reads
+    assert (schema.OptimConfig, 'schedule') in reads and (schema.OptimConfig, 'epsilon') not in reads
     assert cfg.optim.epsilon == 1e-9
-    assert (config.OptimConfig, 'epsilon') not in reads  # read here, but not by the package
+    assert (schema.OptimConfig, 'epsilon') not in reads  # read here, but not by the package
 
 
 def test_what_derives_only_is_passed_on():

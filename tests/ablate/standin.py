@@ -16,7 +16,7 @@ from pathlib import Path
 
 from etils import epath
 
-from jaxformer import claims, files
+from jaxformer import claims, files, schema
 from jaxformer import config as config_lib
 from jaxformer.ablate import launch, plan, workers
 from jaxformer.errors import RunError
@@ -81,13 +81,13 @@ class Standin:
     preempt: set[int] = dataclasses.field(default_factory=set)
     started: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
     groups: list[int] = dataclasses.field(default_factory=list)
-    program: Callable[[config_lib.Config], Hashable] = config_lib.config_hash
+    program: Callable[[schema.Config], Hashable] = config_lib.config_hash
 
     def train(self, configs, workdirs):
         self.groups.append(len(configs))
         return each(self).train(configs, workdirs)
 
-    def __call__(self, cfg: config_lib.Config, workdir: epath.Path) -> dict[str, float]:
+    def __call__(self, cfg: schema.Config, workdir: epath.Path) -> dict[str, float]:
         with claims.hold(workdir), stop_signals() as stop:
             stop.polled = True
             return self._train(cfg, workdir, stop)
