@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,9 +31,6 @@ from jaxformer.inspection import import_
 from jaxformer.model import transformer
 from jaxformer.schema import Config
 
-if TYPE_CHECKING:
-    import torch
-
 ROWS, SOURCE, NEW = 32, 64, 64
 SIZES = {
     'vocab_size': 32_000, 'd_model': 512, 'encoder_layers': 6, 'decoder_layers': 6, 'encoder_attention_heads': 8,
@@ -43,16 +40,17 @@ EOS = 0
 NEVER = -1e4
 
 
-def marian(sizes: Mapping[str, int]) -> 'torch.nn.Module':
-    """A model of transformers with random weights, which says many different things and never ends."""
+def marian(sizes: Mapping[str, int]) -> Any:
+    """A MarianMTModel of transformers with random weights, which says many different things and never ends."""
     import torch
     import transformers
 
     pad = sizes['vocab_size'] - 1
-    special = {'pad_token_id': pad, 'decoder_start_token_id': pad, 'eos_token_id': EOS, 'forced_eos_token_id': None}
-    special |= {'tie_word_embeddings': False, 'share_encoder_decoder_embeddings': False}
+    special: dict[str, Any] = {'pad_token_id': pad, 'decoder_start_token_id': pad, 'eos_token_id': EOS, **sizes}
+    special |= {'forced_eos_token_id': None, 'tie_word_embeddings': False, 'share_encoder_decoder_embeddings': False}
+    special |= {'scale_embedding': True, 'activation_function': 'relu'}
     transformers.logging.disable_progress_bar()
-    settings = transformers.MarianConfig(**sizes, **special, scale_embedding=True, activation_function='relu')
+    settings = transformers.MarianConfig(**special)
     model = transformers.MarianMTModel(settings).eval()
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
