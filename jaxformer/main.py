@@ -70,6 +70,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     ),
     'which': (STRING, None, 'attention: encoder, decoder, cross, or several of them, as in encoder,cross'),
     'layers': (STRING, None, 'attention: numbers from 1, as in 1,3; all without it'),
+    'rows': (STRING, None, 'attention: of the queries, numbers from 1; pictures of these alone, without the scores'),
     'heads': (
         STRING,
         None,
@@ -121,8 +122,8 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     'json': (BOOLEAN, False, 'print JSON'),
 }
 INSPECT = (
-    'workdir', 'step', 'stats', 'since', 'input', 'split', 'which', 'layers', 'heads', 'keep', 'output', 'format',
-    'json',
+    'workdir', 'step', 'stats', 'since', 'input', 'split', 'which', 'layers', 'heads', 'rows', 'keep', 'output',
+    'format', 'json',
 )  # fmt: skip
 COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'train': (commands.train, ('config', 'workdir', 'coordinator', 'processes', 'process', 'json')),

@@ -55,12 +55,16 @@ def attribution(values: flags.FlagValues, workdir: str) -> None:
 
 
 def attention(values: flags.FlagValues, workdir: str) -> None:
-    """What each head looks at, in numbers and in pictures, for --input, or the means over --split."""
+    """What each head looks at, in numbers and in pictures, for --input, or the means over --split.
+
+    Of chosen --rows pictures alone: the numbers are means over all rows."""
     from jaxformer.decode.open import open_run
     from jaxformer.inspection import attention, choice, scores
 
-    chosen = choice.parse(values.which, values.layers, values.heads)
+    chosen = choice.parse(values.which, values.layers, values.heads, values.rows)
     paths: list[str] = []
+    if values.split and values.rows:
+        raise UserError(f'--rows={values.rows}: of one text; not with --split')
     if values.split:
         from jaxformer.data import corpus
 
@@ -70,13 +74,13 @@ def attention(values: flags.FlagValues, workdir: str) -> None:
         text = needed(values, 'input')
         run = open_run(workdir, values.step)
         maps = attention.of_run(run, text, choice=chosen)
-        found = scores.of_maps(run, maps, chosen)
+        found = scores.of_maps(run, maps, chosen) if chosen.rows is None else []
         output = values.output or os.path.join(workdir, 'attention')
         paths = [str(path) for path in attention.draw(maps, output, values.format)]
     print(
         json.dumps({'figures': paths, 'heads': scores.as_json(found)})
         if values.json
-        else '\n'.join([scores.as_text(found), *paths])
+        else '\n'.join([*([scores.as_text(found)] if found else []), *paths])
     )
 
 

@@ -176,6 +176,13 @@ def test_attention_is_drawn_put_on_a_page_and_counted_over_a_split(run, tmp_path
     assert [(row['layer'], row['head']) for row in shown['heads']] == [(2, 3), (2, 1)]
     (figure,) = shown['figures']
     assert figure.endswith('cross-layer2.svg') and '<svg' in pathlib.Path(figure).read_text()
+    assert main([*look, 'attention', '--which=encoder', '--rows=2', '--json']) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown['heads'] == [] and len(shown['figures']) == 1
+    assert main([*look, 'attention', '--rows=9']) == 2
+    assert 'row 9: the cross attention of this text has rows 1 to ' in one_line(capsys)
+    assert main(['inspect', f'--workdir={run}', 'attention', '--split=test', '--rows=1']) == 2
+    assert '--rows=1: of one text; not with --split' in one_line(capsys)
     assert main([*look, 'explorer']) == 0
     assert capsys.readouterr().out == f'{tmp_path}/explorer.html\n' and (tmp_path / 'explorer.html').exists()
     assert main(['inspect', f'--workdir={run}', 'attention', '--split=test', '--which=encoder', '--heads=2']) == 0

@@ -52,7 +52,9 @@ def attending(model: ModelConfig) -> dict[str, tuple[int, int]]:
     return found
 
 
-def parse(which: str | None = None, layers: str | None = None, heads: str | None = None) -> Choice:
+def parse(
+    which: str | None = None, layers: str | None = None, heads: str | None = None, rows: str | None = None
+) -> Choice:
     """The choice that flags ask for: 'cross' or 'encoder,cross'; numbers from 1, as in '1,3'.
 
     Raises:
@@ -61,7 +63,7 @@ def parse(which: str | None = None, layers: str | None = None, heads: str | None
     kinds = tuple(which.split(',')) if which else KINDS
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UserError(f'--which={which}: {unknown[0]!r} is none of {", ".join(KINDS)}')
-    return Choice(kinds, _numbers('layers', layers), _numbers('heads', heads))
+    return Choice(kinds, _numbers('layers', layers), _numbers('heads', heads), _numbers('rows', rows))
 
 
 def _numbers(flag: str, text: str | None) -> Numbers | None:
