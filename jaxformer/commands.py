@@ -230,9 +230,13 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
             raise UserError(
                 f'--quantize={values.quantize}: not with --stablehlo, whose weights are numbers; leave one out'
             )
+        if values.split:
+            raise UserError(f'--split={values.split}: not with --stablehlo; leave it out')
         from jaxformer.inspection import export_stablehlo
 
-        export_stablehlo.run(workdir, values.step, output)
+        written = sorted(path.name for path in export_stablehlo.run(workdir, values.step, output).iterdir())
+        usage = f'python {os.path.join(output, export_stablehlo.EXAMPLE)} < LINES'
+        print(json.dumps({'files': written}) if values.json else f'{output}: {", ".join(written)}; {usage}')
     elif values.quantize:
         quantize.refuse_unknown(values.quantize)
         _print_metrics(quantize.run(workdir, values.step, output, values.split), values.json)

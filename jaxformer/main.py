@@ -204,6 +204,11 @@ def _command(arguments: list[str]) -> int:
         # The reader of a pipe has gone (`| head`): nothing is left to say, and Python must not try again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        processes = sys.modules.get('jaxformer.processes')
+        if processes and isinstance(said := processes.explained(error), RunError):  # memory is out, or a process gone
+            return _say(said, 1)
+        raise
 
 
 def _split_changes(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -250,8 +250,9 @@ def is_loss(error: BaseException) -> bool:
 
 
 SMALLER = (
-    'set a smaller config.train.batch_size, a greater config.train.accumulation, config.model.remat=block, '
-    'config.model.attention.kernel=blockwise, or more devices (config.mesh)'
+    'set a smaller config.train.batch_size (to decode, config.eval.batch_size or beam_size), a greater '
+    'config.train.accumulation, config.model.remat=block, config.model.attention.kernel=blockwise, or more devices '
+    '(config.mesh)'
 )
 """What helps where memory is out."""
 

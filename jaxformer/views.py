@@ -43,7 +43,7 @@ def attribution(values: flags.FlagValues, workdir: str) -> None:
         from jaxformer.decode.open import open_run
 
         run = open_run(workdir, values.step)
-        over = attribution_report.of_split(run, corpus.load(run.cfg.data).split(values.split))
+        over = attribution_report.of_split(run, corpus.load_for(run.cfg.data, values.split).split(values.split))
         print(json.dumps(attribution_report.as_json(over)) if values.json else attribution_report.as_text(over))
         return
     shown = attribution_report.of_lines(workdir, texts.read_lines(needed(values, 'input')), values.step)
@@ -69,7 +69,7 @@ def attention(values: flags.FlagValues, workdir: str) -> None:
         from jaxformer.data import corpus
 
         run = open_run(workdir, values.step)
-        found = scores.of_split(run, corpus.load(run.cfg.data).split(values.split), chosen)
+        found = scores.of_split(run, corpus.load_for(run.cfg.data, values.split).split(values.split), chosen)
     else:
         text = needed(values, 'input')
         run = open_run(workdir, values.step)
@@ -106,9 +106,10 @@ def heads(values: flags.FlagValues, workdir: str) -> None:
     from jaxformer.decode.open import open_run
 
     run = open_run(workdir, values.step)
-    there = corpus.load(run.cfg.data)
+    by = values.split or run.cfg.eval.split
+    there = corpus.load_for(run.cfg.data, by)
     judged = there.split('test') if values.keep is not None else None
-    study = heads.Study(run, there.split(values.split or run.cfg.eval.split))
+    study = heads.Study(run, there.split(by))
     if judged is not None:
         study.refuse_left(values.keep, judged)
     importance = study.importance()

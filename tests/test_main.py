@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import jaxformer
@@ -273,3 +274,12 @@ def test_symbols_that_are_not_those_of_the_data_are_refused(run, tmp_path, capsy
     longer = '--config.train.num_steps=8'
     assert main(['train', TINY, f'--workdir={other}', *SMALL, longer]) == 2
     assert 'vocab.json' in one_line(capsys)
+
+
+def test_memory_that_is_out_is_a_line_with_a_remedy_whatever_the_command(monkeypatch, capsys):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 51382448224 bytes.')
+
+    monkeypatch.setitem(COMMANDS, 'params', (fails, ()))
+    assert main(['params']) == 1
+    assert re.search('allocating 51382448224 bytes.*eval.batch_size or beam_size', one_line(capsys))

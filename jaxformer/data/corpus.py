@@ -121,6 +121,16 @@ def load(data: DataConfig) -> Corpus:
     return Corpus(data, directory, vocab)
 
 
+def load_for(data: DataConfig, split: str) -> Corpus:
+    """`load` for the sake of one split: of others than train `data.targets` says nothing, and need not be there."""
+    return load(data if split == 'train' else untaught(data))
+
+
+def untaught(data: DataConfig) -> DataConfig:
+    """The data without what another model wrote for train."""
+    return dataclasses.replace(data, targets='')
+
+
 @contextlib.contextmanager
 def _damage_named(directory: epath.Path) -> Iterator[None]:
     """Turns what reading a damaged file raises into a UserError."""

@@ -1,7 +1,6 @@
 """Text lines through a run's newest whole checkpoint: a list of them, or a stream."""
 
 import contextlib
-import dataclasses
 import io
 import os
 import sys
@@ -123,7 +122,7 @@ def sources(workdir: str | os.PathLike, split: str) -> contextlib.AbstractContex
     Raises:
       UserError: no such run or split, or data that are no pairs.
     """
-    data = dataclasses.replace(read_config(workdir).data, targets='')  # the pairs that a student's targets are made of
+    data = corpora.untaught(read_config(workdir).data)  # the pairs that a student's targets are made of
     found = corpora.load(data).split(split)
     if not isinstance(found, PairSplit):
         raise UserError(f'--split={split}: data.name={data.name} has no sources, as pairs have; give --input')

@@ -33,9 +33,10 @@ ROUNDS = 3
 def run(workdir: epath.PathLike, step: int | None, output: epath.PathLike, split: str | None = None) -> dict[str, Any]:
     """Makes `output` the run of a checkpoint with int8 weights (see `decode/int8.py`); returns what is said of it.
 
-    That is the bytes of the parameters before and after, and the greatest error over the half of its scale, which is at
-    most 1. With a `split` also the metrics of both on it, and the seconds that decoding it takes, the least of some
-    rounds (of other families than seq2seq: its losses).
+    That is the bytes of the parameters before and after, the norm of what rounding changed over that of the rounded,
+    and its greatest change in halves of a step of its scale, which is at most 1. With a `split` also the metrics of
+    both on it, and the seconds that decoding it takes, the least of some rounds (of other families than seq2seq: its
+    losses).
 
     Raises:
       UserError: no run or step, weights that are int8 already, or `output` holds a run or cannot be written.
@@ -55,7 +56,7 @@ def run(workdir: epath.PathLike, step: int | None, output: epath.PathLike, split
                 files.write_atomic(output / name, (workdir / name).read_bytes())
         files.write_json(output / files.CONFIG, config.to_dict(cfg))
     found: dict[str, Any] = {'bytes': _bytes(params), 'int8_bytes': _bytes(rounded)}
-    found |= {'bytes_ratio': found['int8_bytes'] / found['bytes'], 'error': _error(params, rounded)}
+    found |= {'bytes_ratio': found['int8_bytes'] / found['bytes'], **_errors(params, rounded)}
     if split:
         both = {'': workdir, 'int8_': output}
         judged = {name: scored(directory, step, split) for name, directory in both.items()}
@@ -99,12 +100,13 @@ def _bytes(tree: Any) -> int:
     return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
 
 
-def _error(params: Any, rounded: Any) -> float:
-    """max |w − scale · q| / (scale / 2)."""
-    worst = 0.0
+def _errors(params: Any, rounded: Any) -> dict[str, float]:
+    """relative_error: |w − scale · q| / |w| of all that is rounded; half_steps: max |w − scale · q| / (scale / 2)."""
+    worst = apart_squared = squared = 0.0
     for leaf, form in zip(jax.tree.leaves(params), jax.tree.leaves(rounded, is_leaf=int8.is_rounded), strict=True):
         if int8.is_rounded(form):
-            scale = np.asarray(form[int8.SCALE], np.float64)
-            apart = np.abs(np.asarray(leaf, np.float64) - scale * form[int8.Q])
+            scale, weights = np.asarray(form[int8.SCALE], np.float64), np.asarray(leaf, np.float64)
+            apart = np.abs(weights - scale * form[int8.Q])
             worst = max(worst, float(np.max(2 * apart / scale)))
-    return worst
+            apart_squared, squared = apart_squared + float(np.sum(apart**2)), squared + float(np.sum(weights**2))
+    return {'relative_error': (apart_squared / squared) ** 0.5 if squared else 0.0, 'half_steps': worst}

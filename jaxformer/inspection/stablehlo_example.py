@@ -4,6 +4,8 @@
 
   python decode.py < LINES     each line is the ids of a source (of a prompt), with spaces between; the output likewise
 
+The id of a symbol is its place in "symbols" of vocab.json, from 0.
+
 A source is followed by its end ("ids"."eos"), a prompt is preceded by the start symbol ("ids"."start"); see
 signature.json for what each function takes and gives.
 """
@@ -31,8 +33,14 @@ def main() -> None:
     }
     may = np.ones(said['num_logits'], bool)
     may[said['num_symbols'] :] = may[said['never']] = False
-    for line in sys.stdin:
-        given = [int(id_) for id_ in line.split()]
+    for number, line in enumerate(sys.stdin, 1):
+        words = line.split()
+        if strange := [word for word in words if not word.isdecimal() or int(word) >= said['num_symbols']]:
+            sys.exit(f'line {number}: {strange[0]} is no id from 0 to {said["num_symbols"] - 1}; see vocab.json')
+        if not words:
+            print(flush=True)
+            continue
+        given = [int(word) for word in words]
         if 'encode' in called:
             source = np.array([[*given, ids['eos']]], np.int32)
             cache = called['encode'](params, source, np.zeros(T, bool))

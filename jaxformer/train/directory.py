@@ -160,12 +160,16 @@ def refuse_other_data(cfg: Config, workdir: epath.Path) -> None:
         )
 
 
-def other_data(cfg: Config, workdir: epath.Path) -> str:
-    """What of the data is not as a run noted it, '' for nothing (or where nothing is noted)."""
+def other_data(cfg: Config, workdir: epath.Path, split: str = 'train') -> str:
+    """What of the data of a split is not as a run noted it, '' for nothing (or where nothing is noted)."""
     path = workdir / files.DATA
-    before, now = files.read_json(path) if path.exists() else {}, corpora.identity(cfg.data)
+    before = files.read_json(path) if path.exists() else {}
     if not isinstance(before, dict):
         raise UserError(f'{path}: not what a run notes of its data; put back a copy of it')
+    data = cfg.data
+    if split != 'train':  # data.targets is of train alone
+        before, data = {name: value for name, value in before.items() if name != 'targets'}, corpora.untaught(data)
+    now = corpora.identity(data)
     return ', '.join(
         sorted(name for name in before.keys() | now.keys() if before and before.get(name) != now.get(name))
     )

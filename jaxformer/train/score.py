@@ -55,6 +55,7 @@ def scored(
       RunError: no whole checkpoint.
     """
     run = changed(open_run(workdir, step, keep_int8=True), changes or {}, 'eval', ('data.', 'eval.'))
+    split = split or run.cfg.eval.split
     other = any(field.startswith('data.') for field in changes or {})
     imported = run.vocab.tokenizer == 'file'
     if imported and not run.vocab.definition:
@@ -63,7 +64,7 @@ def scored(
             'import the model again from a directory that has one'
         )
     try:
-        corpus = corpora.load(run.cfg.data)
+        corpus = corpora.load_for(run.cfg.data, split)
     except UserError as error:
         if other or not imported:
             raise
@@ -72,9 +73,9 @@ def scored(
         raise UserError(f'{run.workdir}: its classes are not those of data.name={run.cfg.data.name}. {_remedy(run)}')
     special_ids.refuse_others(run.cfg.model, run.cfg.data, corpus.vocab.ids)
     refuse_another_vocabulary(run.workdir, corpus.vocab)
-    if not other and (difference := other_data(run.cfg, run.workdir)):
+    if not other and (difference := other_data(run.cfg, run.workdir, split)):
         logging.warning('%s: evaluated on data that changed since the run began (%s)', run.workdir, difference)
-    examples = corpus.split(split or run.cfg.eval.split)
+    examples = corpus.split(split)
     mesh, params = on_every_device(run)
     return Scored(run.step, examples, measure(run, params, corpus.vocab, examples, mesh), corpus.vocab.to_json())
 

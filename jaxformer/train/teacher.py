@@ -35,7 +35,7 @@ class Teacher:
         try:
             run = open_run(workdir, step, configure=False)  # this process is that of the student
             status = read_status(workdir)
-            if step is None and (status is None or status['status'] != 'done'):
+            if step is None and status and status['status'] != 'done':
                 raise UserError(f'{workdir} is not done, and its newest step may change; write {workdir}@{run.step}')
         except UserError as error:
             raise UserError(f'{field}: {error}') from error

@@ -42,7 +42,7 @@ def exported(request, tmp_path_factory):
 def test_without_the_package_the_same_symbols_come_out(exported, tmp_path):
     workdir, output = exported
     opened, said = open_run(workdir), json.loads((output / 'signature.json').read_text())
-    lines = [line for line in LINES if line]
+    lines = list(LINES)
     if opened.cfg.model.family == 'lm':  # a prompt that leaves room for just as many symbols as are written
         lines.append('x' * (opened.cfg.model.max_length - opened.cfg.eval.max_decode_length))
     ids = [opened.vocab.encode(opened.vocab.split(line)) for line in lines]

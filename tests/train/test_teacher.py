@@ -93,6 +93,12 @@ def test_a_student_learns_what_its_teacher_wrote(teacher, tmp_path, capsys):
     again = tmp_path / 'again.txt'
     assert main(['decode', f'--workdir={tmp_path}/student', '--split=train', f'--output={again}']) == 0
     assert len(again.read_text().splitlines()) == len(sources)  # of the data, not of what another taught
+    out.unlink()
+    capsys.readouterr()
+    assert main(['eval', f'--workdir={tmp_path}/student']) == 0  # dev is as it was
+    assert 'changed since' not in capsys.readouterr().err
+    assert main(['eval', f'--workdir={tmp_path}/student', '--split=train']) == 2
+    assert 'data.targets=' in capsys.readouterr().err
     assert main(['decode', f'--workdir={teacher}', '--split=all']) == 2
     assert "split 'all'" in capsys.readouterr().err
     assert main(['decode', f'--workdir={teacher}', '--split=dev', '--input=-']) == 2
