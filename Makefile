@@ -29,7 +29,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
 
 test-oracles: $(VENV)/.installed-dev-oracles
-	$(BIN)/python -m pytest tests/oracles $(PYTEST)
+	$(BIN)/python -m pytest tests/oracles tests/experiments/test_benchmark*.py $(PYTEST)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
