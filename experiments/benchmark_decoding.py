@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxformer import config, runtime
 from jaxformer.data.ids import Ids
+from jaxformer.decode import steps
 from jaxformer.decode.found import Found
 from jaxformer.decode.greedy import greedy, start_symbols
 from jaxformer.errors import RunError
@@ -70,10 +71,8 @@ def ours(cfg: Config, params: Any, source_BS: np.ndarray, new: int) -> tuple[Cal
     model, special = transformer.build(cfg.model, V), Ids(pad=cfg.model.ids.pad, bos=-1, eos=EOS)
 
     def search(params: Any, source_BS: jax.Array) -> Found:
-        apply = lambda method, *args: model.apply({'params': params}, *args, method=method)  # noqa: E731
-        extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
-        first_B = start_symbols(len(source_BS), cfg.model)
-        return greedy(extend, apply('start_cache', source_BS, new), first_B, new, V, special)
+        extend, cache = steps.begin(model, params, 'on', source_BS, new)
+        return greedy(extend, cache, start_symbols(len(source_BS), cfg.model), new, V, special)
 
     begun = time.perf_counter()
     compiled = jax.jit(search).lower(params, source_BS).compile()

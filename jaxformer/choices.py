@@ -50,6 +50,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     'train.nan_policy': ('stop', 'skip', 'restore'),
     'eval.split': ('train', 'dev', 'test'),
     'eval.search': ('greedy', 'sample', 'beam'),
+    'eval.unroll': ('off', 'on'),
     'eval.length_divisor': ('gnmt', 'length'),
     'data.tokenizer': ('native', 'characters', 'bytes', 'bpe', 'file'),
     'data.packing': ('stream', 'documents'),

@@ -77,6 +77,7 @@ BEFORE: Mapping[str, Any] = {
     'model.kept_heads.cross': (),
     'train.inspect_every': 0,
     'data.targets': '',
+    'eval.unroll': 'off',
 }
 """Field → its value in the config.json of a run that was written without it.
 
@@ -87,7 +88,7 @@ the meaning of a run that lacks it has no place here: such a run is refused.
 FOLLOWS: Mapping[str, str] = {'model.recurrent.width': 'model.d_model'}
 """Field of BEFORE → the field whose value it takes, as its default does; no run without it had a use for it."""
 
-NOT_IN_ID = ('train.inspect_every', 'data.targets')
+NOT_IN_ID = ('train.inspect_every', 'data.targets', 'eval.unroll')
 """Fields that are no part of the id of a cell as long as they say what BEFORE says: grids from before them go on.
 
 Every field that is added joins.

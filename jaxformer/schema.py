@@ -204,6 +204,7 @@ class EvalConfig:
     max_decode_length: int
     max_source_length: int
     search: str
+    unroll: str
     forced_prefix: str
     beam_size: int
     length_penalty: float

@@ -447,6 +447,7 @@ ELSEWHERE = {
     'train.nan_policy': 'train/test_faults.py::test_skipping_changes_no_parameter_and_ends_at_its_limit',
     'eval.split': 'test_knobs.py::test_every_field_is_read',
     'eval.search': 'decode/test_search.py::test_each_search_writes_something_else',
+    'eval.unroll': 'decode/test_cache.py::test_layers_apart_give_the_same_and_are_read_where_they_lie',
     'eval.length_divisor': 'decode/test_beam.py::test_stopping_early_loses_nothing',
     'data.tokenizer': 'data/test_vocab.py::test_json_holds_all_that_reading_a_text_needs',
     'data.packing': 'data/test_splits.py::test_segments_mark_the_documents',

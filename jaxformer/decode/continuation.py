@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from jaxformer import sharding
 from jaxformer.data.vocab import Vocabulary
+from jaxformer.decode import steps
 from jaxformer.decode.found import Found, as_line, blank
 from jaxformer.decode.greedy import start_symbols
 from jaxformer.decode.reading import Reading
@@ -32,10 +33,10 @@ class Continuation:
     def _search(self, params: Any, prompt_BT: jax.Array, example_B: jax.Array) -> Found:
         """Found of [B, n], what follows the prompts, which all have the length T; example_B as of `sampling.sample`."""
         B, T = prompt_BT.shape
-        apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
-        extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
+        length, unroll = T + self._cfg.eval.max_decode_length, self._cfg.eval.unroll
         input_BT = jnp.concatenate([start_symbols(B, self._cfg.model)[:, None], prompt_BT], axis=1)
-        _, cache = extend(input_BT[:, :-1], apply('start_cache', B, T + self._cfg.eval.max_decode_length))
+        extend, cache = steps.begin(self._model, params, unroll, B, length)
+        _, cache = extend(input_BT[:, :-1], cache)
         return self._find(extend, cache, input_BT, example_B)
 
     def lines(self, params: Any, lines: Sequence[str], first: int = 0) -> Iterable[tuple[str, int]]:

@@ -12,6 +12,7 @@ from jaxformer import sharding
 from jaxformer.data.pipeline import eval_batches
 from jaxformer.data.splits import PairSplit
 from jaxformer.data.vocab import Vocabulary
+from jaxformer.decode import steps
 from jaxformer.decode.error_rates import count_errors, rate_names, rates
 from jaxformer.decode.found import Found, as_line, blank
 from jaxformer.decode.greedy import start_symbols
@@ -42,9 +43,8 @@ class Decoder:
         self.cut = 0
 
     def _search(self, params: Any, source_BS: jax.Array, example_B: jax.Array) -> Found:
-        apply = lambda method, *args: self._model.apply({'params': params}, *args, method=method)  # noqa: E731
-        cache = apply('start_cache', source_BS, self._cfg.eval.max_decode_length)
-        extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
+        length, unroll = self._cfg.eval.max_decode_length, self._cfg.eval.unroll
+        extend, cache = steps.begin(self._model, params, unroll, source_BS, length)
         first_B = start_symbols(source_BS.shape[0], self._cfg.model)
         return self._find(extend, cache, first_B[:, None], example_B)
 

@@ -12,6 +12,7 @@ from absl import logging
 from jaxformer.data.ids import Ids
 from jaxformer.data.sources import source_symbols
 from jaxformer.data.vocab import Vocabulary
+from jaxformer.decode import steps
 from jaxformer.decode.greedy import greedy, start_symbols
 from jaxformer.decode.open import OpenRun
 from jaxformer.errors import UserError
@@ -97,8 +98,7 @@ def _labels(run: OpenRun, source: list[int]) -> list[int]:
 @functools.partial(jax.jit, static_argnames=('model', 'length', 'num_symbols', 'special'))
 def _decode(params: Any, source_BS: jax.Array, model: Family, length: int, num_symbols: int, special: Ids) -> jax.Array:
     """[B, length]: the symbols of greedy decoding."""
-    cache = model.apply({'params': params}, source_BS, length, method='start_cache')
-    extend = lambda tokens, cache: model.apply({'params': params}, tokens, cache, method='extend')  # noqa: E731
+    extend, cache = steps.begin(model, params, 'off', source_BS, length)
     return greedy(extend, cache, start_symbols(source_BS.shape[0], model.cfg), length, num_symbols, special)[0]
 
 

@@ -1,6 +1,7 @@
 """A stack of blocks: positions, the scanned layers, the norms around them."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -84,19 +85,34 @@ class Stack(nn.Module):
             kept = {name: part.write(kept[name], found[name], layer, self.length) for name, part in keep.items()}
             return (x, cache, kept), None  # a cache that is carried is written in place
 
-        if cfg.remat != 'none':
-            body = nn.remat(body, prevent_cse=False, policy=REMAT[cfg.remat])  # a scan keeps XLA from undoing it
-        scanned = nn.scan(
-            body,
-            variable_axes={'params': 0},
-            split_rngs={'params': True},
-            length=self.length,
-            unroll=cfg.scan_unroll or self.length,
-        )
         rows = jnp.arange(self.length), None if shared else tables
         kept = {name: part.nothing(self._like(name, x_BTD, context), self.length) for name, part in keep.items()}
-        (x_BTD, cache, maps), _ = scanned(self.layers, (x_BTD, cache, kept), rows)
+        if cache is not None and isinstance(self.variables['params']['layers'], tuple):
+            x_BTD, cache, maps = self._apart(body, (x_BTD, cache, kept), rows)
+        else:
+            if cfg.remat != 'none':
+                body = nn.remat(body, prevent_cse=False, policy=REMAT[cfg.remat])  # a scan keeps XLA from undoing it
+            scanned = nn.scan(
+                body,
+                variable_axes={'params': 0},
+                split_rngs={'params': True},
+                length=self.length,
+                unroll=cfg.scan_unroll or self.length,
+            )
+            (x_BTD, cache, maps), _ = scanned(self.layers, (x_BTD, cache, kept), rows)
         return (self.final_norm(x_BTD) if cfg.residual in ('pre', 'sandwich') else x_BTD), cache, maps
+
+    def _apart(self, body: Callable[..., Any], carry: tuple[Array, Cache, Maps], rows: Any) -> Any:
+        """What the scan gives, of layers that `cache.apart` has taken apart: parameters, and what is kept of a memory."""
+        (x_BTD, cache, kept), (_, tables) = carry, rows
+        memory = cache.get('cross')
+        for n, params in enumerate(self.variables['params']['layers']):
+            block = Block(self.cfg, self.mixer, self.causal, self.cross, parent=None)
+            of_layer = functools.partial(block.apply, {'params': jax.tree.map(lambda leaf: leaf[0], params)})
+            own = cache if memory is None else {**cache, 'cross': memory[n]}
+            row = n, None if tables is None else tables[n]
+            (x_BTD, cache, kept), _ = body(of_layer, (x_BTD, own, kept), row)
+        return x_BTD, cache if memory is None else {**cache, 'cross': memory}, kept
 
     def _like(self, name: str, x_BTD: Array, context: Context) -> jax.ShapeDtypeStruct:
         """What the weights of a layer are like, [B, H, T, S], or its output, [B, T, D]."""

@@ -12,6 +12,7 @@ from jaxformer import choices, config
 from jaxformer.data.ids import Ids
 from jaxformer.decode.beam import beam
 from jaxformer.decode.cache import reorder, repeat
+from jaxformer.decode.steps import begin
 from jaxformer.model import transformer
 
 V, T, K, EOS = 9, 6, 3, 2
@@ -44,14 +45,12 @@ CASES = DECODERS | {f'lm {kind}': LM | DECODERS[kind] for kind in OF_LM}
 over_cases = pytest.mark.parametrize('changes', CASES.values(), ids=CASES)
 
 
-def start(model, params, source_BS, length):
+def start(model, params, source_BS, length, unroll='off'):
     """(extend, cache, the last symbol read), of an lm with all but it of a prompt in the cache."""
-    apply = lambda method, *args: model.apply({'params': params}, *args, method=method)  # noqa: E731
-    extend = lambda tokens, cache: apply('extend', tokens, cache)  # noqa: E731
     if model.cfg.family == 'seq2seq':
-        return extend, apply('start_cache', source_BS, length), jnp.full((len(source_BS),), 1, jnp.int32)
+        return *begin(model, params, unroll, source_BS, length), jnp.full((len(source_BS),), 1, jnp.int32)
     read = jnp.concatenate([jnp.full((len(source_BS), 1), 1, jnp.int32), jnp.abs(source_BS[:, :2])], axis=1)
-    cache = apply('start_cache', len(source_BS), 2 + length)
+    extend, cache = begin(model, params, unroll, len(source_BS), 2 + length)
     return extend, extend(read[:, :-1], cache)[1], read[:, -1]
 
 
@@ -98,6 +97,30 @@ def test_every_leaf_of_a_cache_has_its_rows_where_they_are_looked_for(changes):
     model, params = made(changes)
     shapes = lambda B, K: jax.eval_shape(lambda p, s: repeat(start(model, p, s, T)[1], K), params, SOURCE[:B])  # noqa: E731
     assert shapes(2, 1) != shapes(3, 1) and shapes(1, 3) == shapes(3, 1)
+
+
+@over_cases
+def test_layers_apart_give_the_same_and_are_read_where_they_lie(changes):
+    """A loop over symbols takes no layer's part of an array of all layers but of what it writes itself."""
+    model, params = made(changes)
+
+    def search(params, source_BS, unroll):
+        extend, cache, first_B = start(model, params, source_BS, T, unroll)
+        options = {'beam_size': K, 'length_penalty': 1.0, 'length_divisor': 'length', 'num_best': K}
+        return beam(extend, cache, first_B, T, V, IDS, **options)
+
+    apart, together = (jit(search, static_argnums=2)(params, SOURCE, unroll) for unroll in ('on', 'off'))
+    np.testing.assert_array_equal(apart.tokens, together.tokens)
+    np.testing.assert_allclose(apart.score, together.score, rtol=1e-5)
+    wide = {leaf.shape for leaf in jax.tree.leaves(params['decoder']['layers'])}
+    read = {unroll: carried(jax.make_jaxpr(search, static_argnums=2)(params, SOURCE, unroll)) for unroll in ('on', 'off')}
+    assert wide <= read['off'] and not wide & read['on']
+
+
+def carried(jaxpr):
+    """Shapes of what the loop over symbols reads and writes."""
+    loops = [equation for equation in jaxpr.eqns if equation.primitive.name == 'while']
+    return {variable.aval.shape for variable in loops[-1].invars}
 
 
 def test_rows_go_where_their_parents_were_and_what_is_kept_of_the_source_stays():
