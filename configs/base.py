@@ -163,7 +163,8 @@ def get_config() -> ConfigDict:
     config.eval.max_decode_length = 64  # symbols, end of sequence included
     config.eval.max_source_length = 4096  # symbols of a line that `jaxformer decode` reads; longer ones are named
     config.eval.search = 'greedy'  # greedy | sample | beam; of seq2seq and lm
-    # on: each layer's parameters by themselves while symbols follow: faster for wide models, a slower compile
+    # on: each layer's parameters by themselves while symbols follow: faster for wide models,
+    # a slower compile, and the decoder's parameters once more in memory
     config.eval.unroll = 'off'  # off | on; has no part in the numbers
     config.eval.forced_prefix = ''  # text that every output begins with; no part of its length or score
     # beam: beams, whose hypotheses are ranked by log-probability / divisor ** length_penalty; 0.6 as AIAYN 6.1

@@ -2,12 +2,12 @@
 
 Question: new tokens per second of a seq2seq model of Marian's shape (6 + 6 layers, d_model 512, 8 heads, d_ff 2048,
           32,000 symbols, random weights, three tables, as with one such a model repeats its input): 32 sources of 64
-          symbols each, 64 new tokens, greedy, float32, against `generate` of transformers with its cache of keys and
-          values, with as many threads. Both encode the sources, too; neither ends a row before the 64th token, as the
-          bias of the end is −10⁴ in both.
+          symbols each, 64 new tokens, greedy, float32, with eval.unroll=on and off, against `generate` of transformers
+          with its cache of keys and values, with as many threads. All encode the sources, too; none ends a row before
+          the 64th token, as the bias of the end is −10⁴.
 Command:  make benchmark BENCHMARK='--case=decode --rounds=15'
-Result:   medians over the rounds, with the least and the greatest. In each round either side decodes the batch once, in
-          alternating order. Nothing is measured before both gave the same 2,048 tokens. The second ratio is that of
+Result:   medians over the rounds, with the least and the greatest. In each round every side decodes the batch once, in
+          alternating order. Nothing is measured before all gave the same 2,048 tokens. The second ratio is that of
           processor time, which other work on the machine leaves as it is; with --threads=1 it is one of work alone, as
           no thread waits for another.
 """
@@ -64,14 +64,16 @@ def marian(sizes: Mapping[str, int]) -> Any:
     return model
 
 
-def ours(cfg: Config, params: Any, source_BS: np.ndarray, new: int) -> tuple[Callable[[], np.ndarray], float]:
+def ours(
+    cfg: Config, params: Any, source_BS: np.ndarray, new: int, unroll: str
+) -> tuple[Callable[[], np.ndarray], float]:
     """(what decodes the batch to tokens [B, T], seconds that it took to compile)."""
     runtime.configure(cfg.runtime)
     V = cfg.model.vocab_size
     model, special = transformer.build(cfg.model, V), Ids(pad=cfg.model.ids.pad, bos=-1, eos=EOS)
 
     def search(params: Any, source_BS: jax.Array) -> Found:
-        extend, cache = steps.begin(model, params, 'on', source_BS, new)
+        extend, cache = steps.begin(model, params, unroll, source_BS, new)
         return greedy(extend, cache, start_symbols(len(source_BS), cfg.model), new, V, special)
 
     begun = time.perf_counter()
@@ -109,11 +111,16 @@ def measure(rounds: int, rows: int = ROWS, length: int = SOURCE, new: int = NEW,
     random = np.random.default_rng(0)
     source_BS = random.integers(1, sizes['vocab_size'] - 1, (rows, length), np.int32)
     source_BS[:, -1] = EOS
-    here, compile_seconds = ours(cfg, jax.device_put(read), source_BS, new)
-    sides = {'tokens_per_second': here, 'torch_tokens_per_second': theirs(model, source_BS, new)}
-    first, second = (side() for side in sides.values())
-    if not np.array_equal(first, second):
-        raise RunError(f'{np.mean(first != second):.1%} of the tokens differ: these are two models, there is no ratio')
+    params, sides = jax.device_put(read), {'torch': theirs(model, source_BS, new)}
+    compile_seconds: dict[str, float] = {}
+    for unroll in ('off', 'on'):
+        sides[unroll], compile_seconds[unroll] = ours(cfg, params, source_BS, new, unroll)
+    first, *others = (side() for side in sides.values())
+    for tokens in others:
+        if not np.array_equal(first, tokens):
+            raise RunError(
+                f'{np.mean(first != tokens):.1%} of the tokens differ: two models, of which there is no ratio'
+            )
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     work: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
@@ -125,10 +132,18 @@ def measure(rounds: int, rows: int = ROWS, length: int = SOURCE, new: int = NEW,
     return {
         'parameters': sum(leaf.size for leaf in jax.tree.leaves(read)),
         'different_tokens': len(np.unique(first)),
-        'compile_seconds': compile_seconds,
-        **{name: spread(values) for name, values in speeds.items()},
-        'ratio': spread([here / there for here, there in zip(*speeds.values(), strict=True)]),
-        'processor_ratio': spread([there / here for here, there in zip(*work.values(), strict=True)]),
+        'torch_tokens_per_second': spread(speeds['torch']),
+        'unroll': {
+            unroll: {
+                'compile_seconds': seconds,
+                'tokens_per_second': spread(speeds[unroll]),
+                'ratio': spread([here / there for here, there in zip(speeds[unroll], speeds['torch'], strict=True)]),
+                'processor_ratio': spread(
+                    [there / here for here, there in zip(work[unroll], work['torch'], strict=True)]
+                ),
+            }
+            for unroll, seconds in compile_seconds.items()
+        },
     }
 
 
@@ -143,11 +158,17 @@ def table(found: Mapping[str, Any]) -> str:
     def cell(values: Mapping[str, float], form: str) -> str:
         return f'{values["median"]:{form}} ({values["min"]:{form}} to {values["max"]:{form}})'
 
+    def rows(unroll: str, side: Mapping[str, Any]) -> list[str]:
+        return [
+            f'eval.unroll={unroll}, compiled in {side["compile_seconds"]:.1f} s',
+            f'  new tokens/s        {cell(side["tokens_per_second"], ",.0f")}',
+            f'  x transformers      {cell(side["ratio"], ".2f")}',
+            f'  in processor time   {cell(side["processor_ratio"], ".2f")}',
+        ]
+
     return '\n'.join([
         f'greedy decoding of {found["parameters"]:,} parameters; the tokens are equal '
-        f'({found["different_tokens"]} different ones); compiled in {found["compile_seconds"]:.1f} s',
-        f'new tokens/s          {cell(found["tokens_per_second"], ",.0f")}',
-        f'transformers          {cell(found["torch_tokens_per_second"], ",.0f")}',
-        f'x transformers        {cell(found["ratio"], ".2f")}',
-        f'in processor time     {cell(found["processor_ratio"], ".2f")}',
+        f'({found["different_tokens"]} different ones)',
+        f'transformers          {cell(found["torch_tokens_per_second"], ",.0f")} new tokens/s',
+        *(line for unroll, side in found['unroll'].items() for line in rows(unroll, side)),
     ])  # fmt: skip

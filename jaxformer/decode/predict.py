@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -18,6 +17,7 @@ from jaxformer.decode.found import Found, as_line, blank
 from jaxformer.decode.greedy import start_symbols
 from jaxformer.decode.reading import Reading
 from jaxformer.decode.search import Search
+from jaxformer.model.family import Family
 from jaxformer.runtime import CountedJit
 from jaxformer.schema import Config
 
@@ -33,7 +33,7 @@ class Outputs(NamedTuple):
 class Decoder:
     """Decoding of whole splits and of lines of text with given parameters, by the search of config.eval."""
 
-    def __init__(self, cfg: Config, model: nn.Module, vocab: Vocabulary, mesh: Mesh) -> None:
+    def __init__(self, cfg: Config, model: Family, vocab: Vocabulary, mesh: Mesh) -> None:
         self._cfg, self._model, self._vocab, self._mesh = cfg, model, vocab, mesh
         self._rows = sharding.whole_rows(cfg.eval.batch_size, mesh)
         self._find = Search(cfg.eval, vocab)

@@ -1,5 +1,6 @@
 """A model as what a search knows of it: a step function and its cache."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ def begin(model: Family, params: Any, unroll: str, *args: Any) -> tuple[Extend, 
     Args:
       unroll: eval.unroll; on: see `model/cache.py`, `apart`.
     """
-    cache = model.apply({'params': params}, *args, method='start_cache')
+    apply: Callable[..., Any] = model.apply
+    cache: Cache = apply({'params': params}, *args, method='start_cache')
     if unroll == 'on':
         N, decoder, layers = model.cfg.decoder_layers, params['decoder'], cache['layers']
         params = {**params, 'decoder': {**decoder, 'layers': apart(decoder['layers'], N)}}
@@ -25,6 +27,7 @@ def begin(model: Family, params: Any, unroll: str, *args: Any) -> tuple[Extend, 
             cache = {**cache, 'layers': {**layers, 'cross': apart(layers['cross'], N)}}
 
     def extend(tokens_BT: Array, cache: Cache) -> tuple[Array, Cache]:
-        return model.apply({'params': params}, tokens_BT, cache, method='extend')
+        logits_BTV, cache = apply({'params': params}, tokens_BT, cache, method='extend')
+        return logits_BTV, cache
 
     return extend, cache

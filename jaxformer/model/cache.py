@@ -3,9 +3,9 @@
 So a cache passes through the scan over the layers as one thing that is carried, and XLA writes it in place; as rows of
 a scan's input and output all of it would be copied at every token.
 
-A loop over tokens may have the layers apart (`apart`), a tuple with N = 1 in each: the parameters, and what is kept of a
-memory, which are the same at every token, and of which a scan over the layers copies each layer's part at each of them.
-What is written stays together, as XLA would copy whole caches if each had a write and a read of its own.
+A loop over tokens may have the layers apart (`apart`), a tuple with N = 1 in each: the parameters, and what is kept of
+a memory, which are the same at every token, and of which a scan over the layers copies each layer's part at each of
+them. What is written stays together, as XLA would copy whole caches if each had a write and a read of its own.
 
 Rows of heads are kept heads first, [N, B, G, S, …], which is how a product of one query with all of them reads them:
 rows first, they are put in another order for each token, which on a CPU takes longer than the product.
@@ -57,7 +57,7 @@ def with_rows(cache: Cache, layer: Array, new: Cache, start: Array | int) -> Cac
 
 def apart(layers: Any, N: int) -> tuple[Any, ...]:
     """One tree for each layer, N = 1 in its arrays, of a tree of arrays [N, …]."""
-    return tuple(jax.tree.map(lambda leaf: leaf[n : n + 1], layers) for n in range(N))
+    return tuple(jax.tree.map(lambda leaf, n=n: leaf[n : n + 1], layers) for n in range(N))
 
 
 def _place(kept: Array, layer: Array | int) -> Array | int:

@@ -103,7 +103,7 @@ class Stack(nn.Module):
         return (self.final_norm(x_BTD) if cfg.residual in ('pre', 'sandwich') else x_BTD), cache, maps
 
     def _apart(self, body: Callable[..., Any], carry: tuple[Array, Cache, Maps], rows: Any) -> Any:
-        """What the scan gives, of layers that `cache.apart` has taken apart: parameters, and what is kept of a memory."""
+        """What the scan gives, of parameters, and of what is kept of a memory, that `cache.apart` took apart."""
         (x_BTD, cache, kept), (_, tables) = carry, rows
         memory = cache.get('cross')
         for n, params in enumerate(self.variables['params']['layers']):
