@@ -113,7 +113,9 @@ def test_layers_apart_give_the_same_and_are_read_where_they_lie(changes):
     np.testing.assert_array_equal(apart.tokens, together.tokens)
     np.testing.assert_allclose(apart.score, together.score, rtol=1e-5)
     wide = {leaf.shape for leaf in jax.tree.leaves(params['decoder']['layers'])}
-    read = {unroll: carried(jax.make_jaxpr(search, static_argnums=2)(params, SOURCE, unroll)) for unroll in ('on', 'off')}
+    read = {
+        unroll: carried(jax.make_jaxpr(search, static_argnums=2)(params, SOURCE, unroll)) for unroll in ('on', 'off')
+    }
     assert wide <= read['off'] and not wide & read['on']
 
 
