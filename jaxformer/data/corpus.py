@@ -144,7 +144,7 @@ def identity(data: DataConfig) -> dict[str, Any]:
     """All that the examples depend on, down to the contents of files and the versions of packages, as plain values."""
     settings = {'name': data.name, **sources.find(data.name).settings(data)}
     if data.targets:
-        settings['targets'] = text.fingerprint(text.find('data.targets', data.targets, several=False))
+        settings['targets'] = text.fingerprint(text.find('config.data.targets', data.targets, several=False))
     return json.loads(json.dumps(settings))
 
 

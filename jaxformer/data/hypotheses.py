@@ -3,39 +3,112 @@
 import re
 from collections.abc import Sequence
 
+import numpy as np
+from absl import logging
 from etils import epath
 
 from jaxformer.data.examples import Pair
 from jaxformer.data.text import read_lines
 from jaxformer.errors import UserError
 
-_ONE_OF_SEVERAL = re.compile(r'(\d+) \|\|\| (.*) \|\|\| -?(?:\d+\.\d+|inf|nan)')
+_NUMBERED = re.compile(r'[0-9]+ \|\|\| ')
 
 _REMEDY = 'let `jaxformer decode --workdir=TEACHER --split=train --output=FILE` of a run on the same data write it'
+
+_SHOWN = 40  # characters of a damaged line
+
+_SAMPLED = 1000
+"""Hypotheses, spread over all, that are held against the targets of train."""
 
 
 def in_place(pairs: Sequence[Pair], path: str) -> list[Pair]:
     """Each pair with what the file holds for it in the place of its target; as many times as it holds hypotheses.
 
+    A warning says where what it holds fits other pairs as well.
+
     Args:
       path: of a file of `jaxformer decode`: a line for each pair, or n-best (see `decode/found.py`).
 
     Raises:
-      UserError: the file cannot be read, or is not of as many examples.
+      UserError: the file cannot be read, is not of as many examples, or a line of n-best is damaged.
     """
+    field = f'config.data.targets={path}'
     lines = read_lines(epath.Path(path).expanduser())
-    of_several = [_ONE_OF_SEVERAL.fullmatch(line) for line in lines]
-    if lines and all(of_several):
-        written = [(int(found[1]), found[2]) for found in of_several if found]
+    if 2 * sum(bool(_NUMBERED.match(line)) for line in lines) > len(lines):  # a damaged line is no other form
+        written = _of_several(field, lines, len(pairs))
     else:
         written = list(enumerate(lines))
-    numbers = [number for number, _ in written]
-    if (outputs := len(set(numbers))) != len(pairs):
-        raise UserError(f'data.targets={path}: {outputs} outputs and {len(pairs)} pairs in train; {_REMEDY}')
-    if numbers != sorted(numbers) or numbers[-1] != len(pairs) - 1:
-        raise UserError(
-            f'data.targets={path}: its numbers are not those from 0 to {len(pairs) - 1}, in order; {_REMEDY}'
-        )
+    if (outputs := len({number for number, _ in written})) != len(pairs):
+        raise UserError(f'{field}: {outputs} outputs and {len(pairs)} pairs in train; {_REMEDY}')
     if not any(text.strip() for _, text in written):
-        raise UserError(f'data.targets={path}: every output is empty; {_REMEDY}')
+        raise UserError(f'{field}: every output is empty; {_REMEDY}')
+    _warn_of_others(field, pairs, written)
     return [{'source': pairs[i]['source'], 'target': text, 'references': [text]} for i, text in written]
+
+
+def _of_several(field: str, lines: Sequence[str], pairs: int) -> list[tuple[int, str]]:
+    """(number, text) of each line of n-best. Raises UserError for the first that is damaged or out of order."""
+    written: list[tuple[int, str]] = []
+    for place, line in enumerate(lines, 1):
+        number, _, rest = line.partition(' ||| ')
+        text, mark, score = rest.rpartition(' ||| ')
+        last = written[-1][0] if written else -1
+        if not mark:
+            wrong = f'{_short(line)} is not `number ||| text ||| score`'
+        elif not (number.isascii() and number.isdecimal()):
+            wrong = f'number {_short(number)} is no count from 0'
+        elif not _is_number(score):
+            wrong = f'score {_short(score)} is no number'
+        elif int(number) >= pairs:
+            wrong = f'number {number} is beyond the {pairs} pairs of train, which are 0 to {pairs - 1}'
+        elif not written and int(number):
+            wrong = f'number {number} is the first'
+        elif not last <= int(number) <= last + 1:
+            wrong = f'number {number} comes after {last}'
+        else:
+            written.append((int(number), text))
+            continue
+        raise UserError(f'{field}: line {place}: {wrong}; {_REMEDY}')
+    return written
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…')
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _warn_of_others(field: str, pairs: Sequence[Pair], written: Sequence[tuple[int, str]]) -> None:
+    """Warns where texts share no more with the targets of their own pairs than with those of others.
+
+    A file says nothing of the sources that it was made of, and its lines may be as many by chance. The others are the
+    pairs before and behind, which a lost line would put in their places, and the pair half of the data on. More is by
+    three standard errors.
+    """
+    some = np.unique(np.linspace(0, len(written) - 1, _SAMPLED).astype(int))
+    shared = {
+        shift: np.array(
+            [_shared(written[i][1], pairs[(written[i][0] + shift) % len(pairs)]['target']) for i in some.tolist()]
+        )
+        for shift in (0, 1, -1, len(pairs) // 2)
+    }
+    own, other = shared.pop(0), max(shared.values(), key=np.mean)
+    more = own - other
+    if len(some) > 1 and more.mean() <= 3 * more.std() / np.sqrt(len(some)):
+        logging.warning(
+            '%s: its outputs share no more with the targets of their own pairs (%.0f %% of pairs of characters) than '
+            'with those of others (%.0f %%), as if they were of other data, or moved; %s',
+            field, 100 * own.mean(), 100 * other.mean(), _REMEDY,
+        )  # fmt: skip
+
+
+def _shared(one: str, other: str) -> float:
+    """Share of pairs of characters that two texts have in common, of those of the one that has more."""
+    both = [{text[i : i + 2] for i in range(len(text) - 1)} for text in (f' {one} ', f' {other} ')]
+    return len(both[0] & both[1]) / max(map(len, both))

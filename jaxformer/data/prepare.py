@@ -50,7 +50,9 @@ def _pairs(data: DataConfig, examples: Examples, directory: epath.Path) -> Vocab
     )
     vocab = _vocabulary(data, texts, alphabet=source.alphabet(data))  # whatever data.targets holds: a teacher's own
     if data.targets:
-        pairs['train'] = without_empty(hypotheses.in_place(pairs['train'], data.targets), data.targets)
+        pairs['train'] = without_empty(
+            hypotheses.in_place(pairs['train'], data.targets), f'config.data.targets={data.targets}'
+        )
         too_few.refuse(data, 'train', len(pairs['train']))
     for split in SPLITS:
         rows = pairs[split]
