@@ -64,9 +64,9 @@ def of_files(hypotheses: str, references: Sequence[str], against: str = '') -> d
         the other), its interval and p, which pairs the lines.
 
     Raises:
-      UserError: a file cannot be read, files have not the same number of lines, or have none.
+      UserError: a file cannot be read, files have not the same number of lines, or have none, or no reference a text.
     """
-    lines = _aligned([hypotheses, *references, *([against] if against else [])])
+    lines = _aligned([hypotheses, *references, *([against] if against else [])], references)
     for name, texts in lines.items():
         warn_of_tokenised(name, texts)
     given = [list(row) for row in zip(*(lines[name] for name in references), strict=True)]
@@ -83,16 +83,21 @@ def of_files(hypotheses: str, references: Sequence[str], against: str = '') -> d
     return found
 
 
-def _aligned(paths: Sequence[str]) -> dict[str, list[str]]:
-    lines = {path: read_lines(path) for path in paths}
+def _aligned(paths: Sequence[str], references: Sequence[str]) -> dict[str, list[str]]:
+    """The lines of each file, each read once, as a pipe cannot be read again."""
+    lines = {path: read_lines(path) for path in dict.fromkeys(paths)}
     for path, texts in lines.items():
         if len(texts) != len(lines[paths[0]]):
+            first = len(lines[paths[0]])
             raise UserError(
-                f'{paths[0]} has {len(lines[paths[0]])} lines and {path} has {len(texts)}; '
+                f'{paths[0]} has {first} line{"s" * (first != 1)} and {path} has {len(texts)}; '
                 'line i of one has to belong to line i of the other'
             )
     if not lines[paths[0]]:
         raise UserError(f'{paths[0]}: no line; give one output a line')
+    for path in references:
+        if not any(map(str.strip, lines[path])):
+            raise UserError(f'--references={path}: every line is blank; give what each output should be')
     return lines
 
 

@@ -1,5 +1,6 @@
 """B55: BLEU and chrF are those of the command `sacrebleu` on the same files, with its signature."""
 
+import io
 import json
 import random
 import subprocess
@@ -126,11 +127,15 @@ def test_files_of_other_lengths_are_refused_with_names_and_counts(files, capsys)
     directory, given = files
     (directory / 'short').write_text('\n'.join(given['good'][:-1]))
     (directory / 'none').write_text('')
+    (directory / 'one').write_text('\n')
+    (directory / 'blank').write_text(' \n' + '\n' * 59)
     for name, flags, said in (
         ('short', ['--references={}/ref'], ('short has 59 lines', 'ref has 60')),
         ('good', ['--references={}/ref,{}/short'], ('good has 60 lines', 'short has 59')),
         ('good', ['--references={}/ref', '--against={}/short'], ('good has 60 lines', 'short has 59')),
         ('none', ['--references={}/none'], ('none: no line',)),
+        ('one', ['--references={}/ref'], ('one has 1 line and', 'ref has 60;')),
+        ('good', ['--references={}/ref,{}/blank'], ('--references=', 'blank: every line is blank; give what')),
         ('nope', ['--references={}/ref'], ('nope: cannot be read',)),
         ('good', [], ('--references is missing',)),
     ):
@@ -138,3 +143,10 @@ def test_files_of_other_lengths_are_refused_with_names_and_counts(files, capsys)
         assert main(['eval', f'--hypotheses={directory}/{name}', *filled]) == 2
         message = capsys.readouterr().err
         assert all(part in message for part in said), message
+
+
+def test_a_pipe_that_stands_for_two_files_is_read_once(files, capsys, monkeypatch):
+    directory, given = files
+    content = io.BytesIO((directory / 'ref').read_bytes())
+    monkeypatch.setattr('sys.stdin', io.TextIOWrapper(content))
+    assert evaluated(capsys, '--hypotheses=-', '--references=-')['lines'] == 60
