@@ -89,7 +89,11 @@ class Writer:
         if left_out := self._made.reading.left_out:
             logging.warning('%d of %d lines are too long and left out: empty lines', left_out, self._number)
         if isinstance(self._made, Decoder) and self._made.cut:
-            logging.warning('%d of %d outputs are cut at eval.max_decode_length', self._made.cut, self._number)
+            logging.warning(
+                '%d of %d outputs are cut at config.eval.max_decode_length=%d; raise it, or a student that takes them '
+                'for config.data.targets learns to end there',
+                self._made.cut, self._number, self._cfg.max_decode_length,
+            )  # fmt: skip
         if self._unknown:
             logging.warning(
                 '%d symbols in %d lines are not in the vocabulary: read as unknown', self._unknown, self._with_unknown

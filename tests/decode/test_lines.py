@@ -71,3 +71,12 @@ def test_what_has_no_room_is_refused_before_it_is_decoded(tmp_path):
     with pytest.raises(UserError, match='line 2: 124 symbols and .*max_decode_length=5 go beyond .*max_length=128'):
         decode_lines(workdir, None, ['', 'x' * 124])
     assert len(decode_lines(workdir, None, ['', 'x' * 123])) == 2
+
+
+def test_outputs_that_are_cut_are_counted_with_the_remedy(tmp_path, caplog):
+    """Of one symbol none has room for its end, unless that is all; the blank line has nothing to cut."""
+    workdir = run('seq2seq', tmp_path / 'run')
+    outputs = decode_lines(workdir, None, LINES, {'eval.max_decode_length': '1'})
+    written = sum(map(bool, outputs))
+    said = f'{written} of 4 outputs are cut at config.eval.max_decode_length=1; raise it, or a student that takes them'
+    assert written and said in caplog.text
