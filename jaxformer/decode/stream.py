@@ -89,17 +89,17 @@ class Lines:
 class Progress:
     """A line on a terminal that says how far one is; nothing where there is none."""
 
-    def __init__(self, stream: IO[str], num_bytes: int) -> None:
-        """num_bytes: that there are to read; 0 where nobody knows."""
+    def __init__(self, stream: IO[str], size: int, unit: str = 'lines') -> None:
+        """size: of what there is to read; 0 where nobody knows. unit: of what is done."""
         self._stream = stream if stream.isatty() else None
-        self._num_bytes, self._start = num_bytes, time.monotonic()
+        self._size, self._unit, self._start = size, unit, time.monotonic()
 
-    def show(self, lines: int, num_bytes: int) -> None:
-        """So many lines are written, so many bytes were read."""
+    def show(self, done: int, read: int) -> None:
+        """So many units are done, and so much of the size was read for them."""
         if self._stream:
-            share = f' ({100 * num_bytes / self._num_bytes:.0f} % read)' if self._num_bytes else ''
-            speed = lines / max(time.monotonic() - self._start, 1e-9)
-            self._stream.write(f'\r\x1b[K{lines:,} lines{share}  {speed:,.1f} lines/s')
+            share = f' ({100 * read / self._size:.0f} % read)' if self._size else ''
+            speed = done / max(time.monotonic() - self._start, 1e-9)
+            self._stream.write(f'\r\x1b[K{done:,} {self._unit}{share}  {speed:,.1f} {self._unit}/s')
             self._stream.flush()
 
     def end(self) -> None:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from etils import epath
 from jaxformer.data.corpus import Split
 from jaxformer.data.splits import LabelledSplit, PairSplit
 from jaxformer.decode.open import OpenRun, open_run
+from jaxformer.decode.stream import Progress
 from jaxformer.errors import UserError
 from jaxformer.inspection import agreement, attribution
 from jaxformer.inspection.agreement import Agreement
@@ -42,7 +44,7 @@ def of_lines(workdir: epath.PathLike, lines: Sequence[str], step: int | None = N
     if not (texts := [line for line in lines if line.strip()]):
         raise UserError('--input: no line of it holds a text')
     run = open_run(workdir, step)
-    found = tuple(attribution.of_run(run, text) for text in texts)
+    found = tuple(_each(run, texts))
     return Report(run.step, found, agreement.of_texts([each.by for each in found]))
 
 
@@ -62,10 +64,18 @@ def of_split(run: OpenRun, split: Split, most: int = EXAMPLES) -> Report:
         else run.vocab.join(run.vocab.decode(split.tokens[number][1:].tolist()))
         for number in numbers
     ]
-    found = [attribution.of_run(run, text).by for text in texts if text.strip()]
-    if not found:
+    if not (texts := [text for text in texts if text.strip()]):
         raise UserError(f'--split={split.name}: none of its {len(split)} examples has a text')
-    return Report(run.step, (), agreement.of_texts(found))
+    return Report(run.step, (), agreement.of_texts([each.by for each in _each(run, texts)]))
+
+
+def _each(run: OpenRun, texts: Sequence[str]) -> Iterator[Attribution]:
+    """The attributions of texts; a terminal shows how far they are."""
+    progress = Progress(sys.stderr, len(texts), 'texts')
+    for number, text in enumerate(texts, 1):
+        yield attribution.of_run(run, text)
+        progress.show(number, number)
+    progress.end()
 
 
 def as_json(report: Report) -> dict[str, Any]:

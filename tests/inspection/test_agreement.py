@@ -1,6 +1,7 @@
 """Correlations are those of ranks worked out by hand, output by output; the command shows them with figures."""
 
 import dataclasses
+import io
 import json
 import math
 import pathlib
@@ -100,14 +101,20 @@ def test_a_directory_that_cannot_be_written_is_named(trained, tmp_path):
         attribution_report.draw(report, tmp_path / 'file')
 
 
-def test_over_a_split_it_is_that_of_its_texts(trained):
+def test_over_a_split_it_is_that_of_its_texts(trained, monkeypatch):
+    """A terminal is shown how far it is, a pipe nothing."""
     run = open_run(trained)
     split = corpus.load(run.cfg.data).split('dev')
+    terminal, pipe = io.StringIO(), io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr('sys.stderr', terminal)
     found = attribution_report.of_split(run, split, 3)
+    assert '1 texts (33 % read)' in terminal.getvalue() and '3 texts (100 % read)' in terminal.getvalue()
+    monkeypatch.setattr('sys.stderr', pipe)
     texts = [split.source_text(number) for number in (0, (len(split) - 1) // 2, len(split) - 1)]
     expected = attribution_report.of_lines(trained, texts).agreement
     np.testing.assert_array_equal(found.agreement.mean_KK, expected.mean_KK)
-    assert found.agreement.texts == expected.texts == 3 and found.texts == ()
+    assert found.agreement.texts == expected.texts == 3 and found.texts == () and not pipe.getvalue()
     none = dataclasses.replace(split, source=Ragged.of([], np.int32))
     with pytest.raises(UserError, match='--split=dev: none of its 0 examples has a text'):
         attribution_report.of_split(run, none, 3)
