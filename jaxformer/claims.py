@@ -15,6 +15,9 @@ Generations only grow, and whoever made a claim looks whether it is the highest:
 finds out. A holder that was suspended for longer than STALE may have been taken for dead; `Claim.check` tells it so,
 and is called before anything is written. Bucket paths have no claims: there the launcher has to see to it that a
 directory has one writer.
+
+Of a mistake of the user's nothing is to stay: where one ends the holder of the first claim ever made, all of .claim
+goes, by one renaming, so that who was about to make a claim has lost the file to make it of, and looks again.
 """
 
 import contextlib
@@ -23,6 +26,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import socket
 import threading
 import time
@@ -94,6 +98,8 @@ class Claim:
 def hold(directory: epath.PathLike, *, stale: float = STALE, heartbeat: float = HEARTBEAT) -> Iterator[Claim]:
     """Holds the claim on a directory, which must exist, while the context lasts.
 
+    Where a UserError ends the first claim of a directory, nothing of it stays there.
+
     Raises:
       BusyError: another live process (or another thread of this one) holds it.
       OSError: the directory cannot be written.
@@ -102,19 +108,22 @@ def hold(directory: epath.PathLike, *, stale: float = STALE, heartbeat: float = 
         yield Claim(None)
         return
     place = pathlib.Path(directory) / DIRECTORY
-    place.mkdir(exist_ok=True)
     generation, content = _take(place, stale)
     over, owner = threading.Event(), os.getpid()
     threading.Thread(target=_beat, args=(place, generation, over, heartbeat), name='claim', daemon=True).start()
-    claim = Claim(place, generation, content)
+    claim, end = Claim(place, generation, content), _give_back
     try:
         yield claim
+    except UserError:
+        if generation == 1:
+            end = _take_along
+        raise
     finally:
         over.set()
         if os.getpid() == owner:  # a fork has not got it
             with contextlib.suppress(LostError, OSError):  # what is another one's is not to be given back
                 claim.check()
-                _give_back(place, generation)
+                end(place, generation)
 
 
 def holder(directory: epath.PathLike, *, now: float | None = None, stale: float = STALE) -> Holder | None:
@@ -145,7 +154,12 @@ def _take(place: pathlib.Path, stale: float) -> tuple[int, str]:
     while True:
         who = {'host': socket.gethostname(), 'node': _node(), 'pid': os.getpid(), 'started': _started(os.getpid())}
         content = json.dumps({**who, 'time': round(time.time(), 3), 'id': uuid.uuid4().hex})
-        aside, now = _written_aside(place, content)
+        with contextlib.suppress(FileExistsError):
+            place.mkdir()
+        try:
+            aside, now = _written_aside(place, content)
+        except FileNotFoundError:  # a mistake took the place along
+            continue
         try:
             highest, other = _current(place, now, stale)
             if other:
@@ -155,7 +169,7 @@ def _take(place: pathlib.Path, stale: float) -> tuple[int, str]:
                 )
             generation = highest + 1
             made = _made(aside, _file(place, generation))
-        except FileNotFoundError:  # the winner of a race swept the file aside away
+        except FileNotFoundError:  # the winner of a race swept the file aside away, or a mistake took it along
             continue
         finally:
             aside.unlink(missing_ok=True)
@@ -249,6 +263,12 @@ def _give_back(place: pathlib.Path, generation: int) -> None:
             _file(place, generation).rename(free)
 
 
+def _take_along(place: pathlib.Path, generation: int) -> None:
+    """No claim was ever made here."""
+    gone = place.rename(place.with_name(f'{DIRECTORY}-{uuid.uuid4().hex}'))
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def _made(aside: pathlib.Path, mine: pathlib.Path) -> bool:
     """Whether the file written aside is now `mine` as well, which nobody else had."""
     try:
@@ -258,9 +278,10 @@ def _made(aside: pathlib.Path, mine: pathlib.Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
+        content = aside.read_text()  # first, as the place may not be the one that it was
         try:
             with mine.open('x') as file:
-                file.write(aside.read_text())
+                file.write(content)
         except FileExistsError:
             return False
     return True

@@ -30,8 +30,11 @@ with claims.hold(sys.argv[1], stale=1.0, heartbeat=0.1) as claim:
 RACER = """
 import os, sys, time
 from jaxformer import claims
-directory, until = sys.argv[1], float(sys.argv[2])
-wins = 0
+from jaxformer.errors import UserError
+directory, refused = sys.argv[1], sys.argv[2:] == ['refused']
+print('ready', flush=True)
+sys.stdin.readline()
+wins, until = 0, time.time() + 3
 while time.time() < until:
     try:
         with claims.hold(directory) as claim:
@@ -40,7 +43,9 @@ while time.time() < until:
             claim.check()
             os.unlink(directory + '/alone')
             wins += 1
-    except claims.BusyError:
+            if refused:
+                raise UserError('a mistake')
+    except UserError:  # another one's claim, or the mistake
         continue
 print(wins)
 """
@@ -269,12 +274,69 @@ def test_who_is_slow_between_looking_and_making_finds_out(tmp_path, monkeypatch)
             pass
 
 
-def test_many_that_take_and_give_back_are_never_two(tmp_path):
+@pytest.mark.parametrize('how', [(), ('refused',)])
+def test_many_that_take_and_give_back_are_never_two(tmp_path, how):
     with contextlib.ExitStack() as stack:
-        racers = [stack.enter_context(python(RACER, tmp_path, time.time() + 3)) for _ in range(6)]
+        racers = [stack.enter_context(python(RACER, tmp_path, *how)) for _ in range(6)]
+        assert {racer.stdout.readline() for racer in racers} == {'ready\n'}
+        for racer in racers:
+            racer.stdin.write('\n')
+            racer.stdin.flush()
         results = [racer.communicate(timeout=60) for racer in racers]
     assert [error for _, error in results if error] == []
     assert sum(int(wins) for wins, _ in results) > 20
+
+
+def refuse(directory):
+    with pytest.raises(UserError, match='a mistake'), claims.hold(directory):
+        raise UserError('a mistake')
+
+
+def test_a_mistake_takes_the_first_claim_with_it_and_gives_back_a_later_one(tmp_path):
+    refuse(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with claims.hold(tmp_path) as claim:
+        claim.check()
+        with pytest.raises(claims.BusyError), claims.hold(tmp_path):
+            pass
+        claim.check()  # who is refused for it takes nothing along
+    refuse(tmp_path)
+    assert current(tmp_path).name == '2.json' and claims.holder(tmp_path) is None
+
+
+def test_a_run_that_fails_keeps_its_claim_to_be_read_about(tmp_path):
+    with pytest.raises(RunError), claims.hold(tmp_path):
+        raise RunError('a full disk')
+    assert current(tmp_path).name == '1.json' and claims.holder(tmp_path) is None
+
+
+@pytest.mark.parametrize('links', [True, False])
+def test_who_is_slow_while_a_mistake_takes_its_claim_along_looks_again(tmp_path, monkeypatch, links):
+    look, held = claims._current, contextlib.ExitStack()
+    if not links:
+        monkeypatch.setattr(claims.os, 'link', refuse_links)
+
+    def slow(*args):
+        monkeypatch.setattr(claims, '_current', look)
+        seen = look(*args)
+        refuse(tmp_path)
+        held.enter_context(claims.hold(tmp_path))
+        return seen
+
+    def slow_again(*args):
+        monkeypatch.setattr(claims, '_current', look)
+        seen = look(*args)
+        refuse(tmp_path)
+        return seen
+
+    with held:
+        monkeypatch.setattr(claims, '_current', slow)
+        with pytest.raises(claims.BusyError), claims.hold(tmp_path):
+            pass
+    shutil.rmtree(tmp_path / '.claim')
+    monkeypatch.setattr(claims, '_current', slow_again)
+    with claims.hold(tmp_path) as claim:
+        claim.check()
 
 
 def test_litter_and_damage_hold_nobody_back_for_long(tmp_path):
@@ -290,11 +352,12 @@ def test_litter_and_damage_hold_nobody_back_for_long(tmp_path):
         assert current(tmp_path).name == '5.json' and not list(place.glob('.*'))
 
 
-def test_a_file_system_without_hard_links(tmp_path, monkeypatch):
-    def refuse(*args):
-        raise PermissionError(1, 'Operation not permitted')
+def refuse_links(*args):
+    raise PermissionError(1, 'Operation not permitted')
 
-    monkeypatch.setattr(claims.os, 'link', refuse)
+
+def test_a_file_system_without_hard_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims.os, 'link', refuse_links)
     with claims.hold(tmp_path) as claim:
         claim.check()
         with pytest.raises(claims.BusyError), claims.hold(tmp_path):

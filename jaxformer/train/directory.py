@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -57,6 +58,8 @@ def finished(cfg: Config, workdir: epath.Path) -> dict[str, float] | None:
 def claimed(cfg: Config, workdir: epath.Path) -> Iterator[claims.Claim]:
     """Makes the directory and holds the claim on it while the context lasts; `check()` it before each write.
 
+    Of what it made nothing empty stays where a UserError ends the context.
+
     Raises:
       BusyError: another live process uses it.
       UserError: it cannot be written, or it belongs to another config.
@@ -64,7 +67,7 @@ def claimed(cfg: Config, workdir: epath.Path) -> Iterator[claims.Claim]:
     """
     with contextlib.ExitStack() as held:
         with _named(workdir):
-            workdir.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_made(workdir))
             claim = held.enter_context(claims.hold(workdir))
             for leftover in workdir.glob('.*.tmp'):  # of `write_atomic` in a killed process
                 leftover.unlink(missing_ok=True)
@@ -90,8 +93,11 @@ def refuse_unshared(workdir: epath.Path) -> None:
             own.unlink()
 
     processes.on_first(lambda: note.write_text(nonce))
-    processes.on_each(look)
-    processes.on_first(note.unlink)
+    try:
+        processes.on_each(look)
+    finally:
+        if processes.index() == 0:
+            note.unlink()
 
 
 def mark(cfg: Config, workdir: epath.Path, vocab: Vocabulary) -> None:
@@ -173,6 +179,21 @@ def other_data(cfg: Config, workdir: epath.Path, split: str = 'train') -> str:
     return ', '.join(
         sorted(name for name in before.keys() | now.keys() if before and before.get(name) != now.get(name))
     )
+
+
+@contextlib.contextmanager
+def _made(workdir: epath.Path) -> Iterator[None]:
+    """Makes the directory and those above it; a UserError takes along those that are empty again."""
+    bucket = '://' in str(workdir)  # which has no directories
+    absent = [] if bucket else [path for path in (workdir, *workdir.parents) if not path.exists()]
+    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except UserError:
+        with contextlib.suppress(OSError):  # where one is not empty, none above it is
+            for path in absent:
+                os.rmdir(path)
+        raise
 
 
 @contextlib.contextmanager

@@ -278,8 +278,19 @@ def test_a_schedule_that_knows_its_end_cannot_be_made_longer(tmp_path, quick, sc
 )
 def test_a_mistake_does_not_claim_the_directory(tmp_path, mistake, says):
     with pytest.raises(UserError, match=says):
-        loop.train(small.make(mistake), tmp_path / 'run')
-    assert [path.name for path in (tmp_path / 'run').iterdir()] == ['.claim']
+        loop.train(small.make(mistake), tmp_path / 'runs' / 'run')
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_leaves_a_directory_as_it_was(tmp_path):
+    (tmp_path / 'run').mkdir()
+    with pytest.raises(UserError, match='config.model.vocab_size=7: '):
+        loop.train(small.make({'model.vocab_size': 7}), tmp_path / 'run')
+    assert not list((tmp_path / 'run').iterdir())
+    files.write_json(tmp_path / 'run' / 'config.json', small.config.to_dict(small.make()))
+    with pytest.raises(UserError, match='config.seed is 3 there and 4 here'):
+        loop.train(small.make({'seed': 4}), tmp_path / 'run')
+    assert [path.name for path in (tmp_path / 'run').iterdir()] == ['config.json']
 
 
 def test_a_file_that_leaves_dev_empty_is_refused_for_that(tmp_path):

@@ -173,7 +173,7 @@ def test_a_directory_that_is_another_one_to_a_process_is_refused_before_anything
     assert (first, second) == (2, 2)
     assert line.endswith('elsewhere: not the directory of process 0; give one that all share'), line
     assert own.startswith(f'jaxformer: --workdir={tmp_path}/elsewhere: not the directory'), own
-    assert not (tmp_path / 'run' / 'config.json').exists() and not (tmp_path / 'elsewhere').exists()
+    assert not (tmp_path / 'run').exists() and not (tmp_path / 'elsewhere').exists()
 
 
 @pytest.mark.parametrize(
