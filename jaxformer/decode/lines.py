@@ -72,7 +72,9 @@ class Writer:
             progress.show(self._number, lines.num_bytes)
         progress.end()
         if lines.damaged:
-            logging.warning('%d lines are not UTF-8: bytes that are not are read as U+FFFD', lines.damaged)
+            logging.warning(
+                '%d of %d lines are not UTF-8: bytes that are not are read as U+FFFD', lines.damaged, self._number
+            )
         self.warn()
 
     def lines(self, lines: Sequence[str]) -> list[str]:

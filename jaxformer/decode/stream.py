@@ -5,6 +5,7 @@ last line needs no end. A byte order mark before the first one is passed over. B
 U+FFFD, and NUL is a character like others.
 """
 
+import codecs
 import collections
 import select
 import time
@@ -58,7 +59,8 @@ class Lines:
         self.num_bytes += len(block)
         if not block:
             self._ended = True
-            if self._begun or self._dropped:
+            alone = self._fresh and self._begun == codecs.BOM_UTF8  # a mark before a first line that does not come
+            if self._dropped or self._begun and not alone:
                 self._finish()
             return
         *whole, begun = block.split(b'\n')
