@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from jaxformer.errors import UserError
-from jaxformer.views import VIEWS, needed
+from jaxformer.views import VIEWS, needed, refuse_unread
 
 
 def train(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
@@ -51,6 +51,9 @@ def evaluate(values: flags.FlagValues, positional: Sequence[str], changes: dict[
     """
     _none_left(positional)
     if values.hypotheses or values.references:
+        refuse_unread(values, 'eval --hypotheses', ('hypotheses', 'references', 'against', 'json'))
+        for field in changes:
+            raise UserError(f'--config.{field}: eval --hypotheses reads no config; leave it out')
         from jaxformer.decode import text_scores
 
         references = needed(values, 'references').split(',')
@@ -165,13 +168,17 @@ def report(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
 
 
 def inspect(values: flags.FlagValues, positional: Sequence[str], changes: dict[str, str]) -> int:
-    """Looks into a run: params, checkpoints, attention (explorer: on a page), attribution, heads; or prunes them."""
+    """Looks into a run: params, checkpoints, attention (explorer: on a page), attribution, heads; or prunes them.
+
+    `jaxformer inspect VIEW --help` says more of each, and which flags it reads.
+    """
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # looking must not take an accelerator that a run wants
     view, *rest = positional or ['params']
     _none_left(rest)
     if view not in VIEWS:
         raise UserError(f'inspect {view}: no such view; choose one of {", ".join(VIEWS)}')
-    VIEWS[view](values, needed(values, 'workdir'))
+    refuse_unread(values, f'inspect {view}', VIEWS[view].reads)
+    VIEWS[view].show(values, needed(values, 'workdir'))
     return 0
 
 
@@ -241,6 +248,7 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
         quantize.refuse_unknown(values.quantize)
         _print_metrics(quantize.run(workdir, values.step, output, values.split), values.json)
     else:
+        refuse_unread(values, 'export without --quantize or --stablehlo', ('workdir', 'step', 'output'))
         exporting.run(workdir, values.step, output)
     return 0
 

@@ -16,6 +16,7 @@ from absl import flags, logging
 import jaxformer
 from jaxformer import commands
 from jaxformer.errors import RunError, UserError
+from jaxformer.views import VIEWS
 
 USAGE = """usage: jaxformer COMMAND [--flag=value …]     jaxformer COMMAND --help     jaxformer --version
 
@@ -92,7 +93,8 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
         None,
         {
             'decode': 'a file; standard output without it',
-            'inspect': 'attention, attribution: a directory; RUN/attention or RUN/attribution without it',
+            'inspect': 'attention, explorer, attribution: a directory; RUN/attention or RUN/attribution without it; '
+            'heads: a directory, for a figure; prune: the directory of the run that comes of it',
             'export': 'a directory',
             'average': 'the directory of the run that comes of it',
         },
@@ -121,10 +123,7 @@ FLAGS: dict[str, tuple[Callable[..., Any], Any, str | dict[str, str]]] = {  # wh
     'memory': (BOOLEAN, False, 'compile a step of each cell, and say what it takes of the memory of each device'),
     'json': (BOOLEAN, False, 'print JSON'),
 }
-INSPECT = (
-    'workdir', 'step', 'stats', 'since', 'input', 'split', 'which', 'layers', 'heads', 'rows', 'keep', 'output',
-    'format', 'json',
-)  # fmt: skip
+INSPECT = tuple(flag for flag in FLAGS if any(flag in view.reads for view in VIEWS.values()))
 COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     'train': (commands.train, ('config', 'workdir', 'coordinator', 'processes', 'process', 'json')),
     'params': (commands.params, ('config', 'json')),
@@ -176,13 +175,8 @@ def _command(arguments: list[str]) -> int:
             define, default, text = FLAGS[flag]
             define(flag, default, text if isinstance(text, str) else text[name], flag_values=values)
         if '--help' in arguments or '-h' in arguments:
-            print(
-                'usage: jaxformer', next(line.strip() for line in USAGE.splitlines() if line.startswith(f'  {name} '))
-            )
-            print(f'\n{function.__doc__}\n')
-            for flag in allowed:
-                default = '' if FLAGS[flag][1] in (None, False, '') else f' (default: {FLAGS[flag][1]})'
-                print(f'  --{flag:<13} {values[flag].help}{default}')
+            view = next((argument for argument in arguments if argument in VIEWS), '') if name == 'inspect' else ''
+            print(_explained(name, view, values))
             return 0
         changes, arguments = _split_changes(arguments)
         if changes and name not in ('eval', 'decode') and not {'config', 'grid'} & set(allowed):
@@ -209,6 +203,28 @@ def _command(arguments: list[str]) -> int:
         if processes and isinstance(said := processes.explained(error), RunError):  # memory is out, or a process gone
             return _say(said, 1)
         raise
+
+
+def _explained(name: str, view: str, values: flags.FlagValues) -> str:
+    """What --help says of a command, or of a view of `inspect`."""
+    function, reads = VIEWS[view] if view else COMMANDS[name]
+    usage = [f'jaxformer inspect {view} --workdir=RUN [--flag=value …]'] if view else _usage(name)
+    about = []
+    for flag in reads:
+        default = '' if FLAGS[flag][1] in (None, False, '') else f' (default: {FLAGS[flag][1]})'
+        about.append(f'  --{flag:<13} {values[flag].help}{default}')
+    return '\n'.join(['usage: ' + '\n       '.join(usage), f'\n{function.__doc__}\n', *about])
+
+
+def _usage(name: str) -> list[str]:
+    """The lines of USAGE about a command, with those that go on with one."""
+    found, ours = [], False
+    for line in USAGE.splitlines():
+        goes_on = line.startswith('   ')
+        ours = line.startswith(f'  {name} ') or ours and goes_on
+        if ours:
+            found.append((' ' * len('jaxformer') if goes_on else 'jaxformer') + line[1:])
+    return found
 
 
 def _split_changes(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

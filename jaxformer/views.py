@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -39,6 +39,7 @@ def attribution(values: flags.FlagValues, workdir: str) -> None:
     from jaxformer.inspection import attribution_report
 
     if values.split:
+        refuse_unread(values, 'inspect attribution --split', ('workdir', 'step', 'split', 'json'))
         from jaxformer.data import corpus
         from jaxformer.decode.open import open_run
 
@@ -66,6 +67,8 @@ def attention(values: flags.FlagValues, workdir: str) -> None:
     if values.split and values.rows:
         raise UserError(f'--rows={values.rows}: of one text; not with --split')
     if values.split:
+        reads = ('workdir', 'step', 'split', 'which', 'layers', 'heads', 'json')
+        refuse_unread(values, 'inspect attention --split', reads)
         from jaxformer.data import corpus
 
         run = open_run(workdir, values.step)
@@ -101,6 +104,8 @@ def heads(values: flags.FlagValues, workdir: str) -> None:
     """Which heads matter on --split, by masking and by gradient, and the loss without more and more of them.
 
     With --keep error rates, too."""
+    if not values.output:
+        refuse_unread(values, 'inspect heads without --output', ('workdir', 'step', 'split', 'keep', 'json'))
     from jaxformer.ablate import heads
     from jaxformer.data import corpus
     from jaxformer.decode.open import open_run
@@ -138,15 +143,32 @@ def prune(values: flags.FlagValues, workdir: str) -> None:
     print(prune.write(run, prune.parse(needed(values, 'heads'), run.cfg.model), output))
 
 
-VIEWS: dict[str, Callable[[flags.FlagValues, str], None]] = {
-    'params': params,
-    'checkpoints': checkpoints,
-    'attention': attention,
-    'explorer': explorer,
-    'attribution': attribution,
-    'heads': heads,
-    'prune': prune,
+class View(NamedTuple):
+    """show: of (flag values, --workdir). reads: the flags that mean something to it, --workdir first."""
+
+    show: Callable[[flags.FlagValues, str], None]
+    reads: tuple[str, ...]
+
+
+_CHOICE = ('which', 'layers', 'heads')
+VIEWS = {
+    'params': View(params, ('workdir', 'step', 'stats', 'since', 'json')),
+    'checkpoints': View(checkpoints, ('workdir', 'json')),
+    'attention': View(attention, ('workdir', 'step', 'input', 'split', *_CHOICE, 'rows', 'output', 'format', 'json')),
+    'explorer': View(explorer, ('workdir', 'step', 'input', *_CHOICE, 'output')),
+    'attribution': View(attribution, ('workdir', 'step', 'input', 'split', 'output', 'json')),
+    'heads': View(heads, ('workdir', 'step', 'split', 'keep', 'output', 'format', 'json')),
+    'prune': View(prune, ('workdir', 'step', 'heads', 'output')),
 }
+
+
+def refuse_unread(values: flags.FlagValues, what: str, reads: Iterable[str]) -> None:
+    """Raises UserError where a flag was given that `what` does not read."""
+    for name in values:
+        flag = values[name]
+        if flag.present and name not in reads and not (flag.value in (None, '') or flag.value is False):
+            names = ', '.join(f'--{read}' for read in reads)
+            raise UserError(f'{flag.serialize()}: {what} does not read it; it reads {names}')
 
 
 def needed(values: flags.FlagValues, name: str) -> Any:

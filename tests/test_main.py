@@ -12,7 +12,8 @@ import pytest
 
 import jaxformer
 from jaxformer import commands
-from jaxformer.main import COMMANDS, main
+from jaxformer.main import COMMANDS, USAGE, main
+from jaxformer.views import VIEWS
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = f'--config={ROOT}/configs/tiny.py'
@@ -79,6 +80,70 @@ def test_every_command_explains_itself_and_its_flags(name, capsys):
     shown = capsys.readouterr().out
     assert COMMANDS[name][0].__doc__ in shown
     assert all(f'--{flag}' in shown for flag in COMMANDS[name][1])
+
+
+@pytest.mark.parametrize(('name', 'number'), [('params', 1), ('eval', 2), ('decode', 2), ('inspect', 2), ('export', 3)])
+def test_help_shows_every_line_of_the_usage_under_one_another(name, number, capsys):
+    assert main([name, '--help']) == 0
+    lines = capsys.readouterr().out.split('\n\n')[0].splitlines()
+    assert lines[0].startswith(f'usage: jaxformer {name} ')
+    start = lines[0].index(name)
+    assert all(line[:start].strip() in ('usage: jaxformer', 'jaxformer', '') for line in lines)
+    wanted = USAGE.splitlines()
+    first = next(i for i, line in enumerate(wanted) if line.startswith(f'  {name} '))
+    assert [line[start:] for line in lines] == [line[2:] for line in wanted[first : first + number]]
+
+
+@pytest.mark.parametrize('name', VIEWS)
+def test_every_view_explains_itself_and_the_flags_that_it_reads(name, capsys):
+    assert main(['inspect', name, '--help']) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f'usage: jaxformer inspect {name} --workdir=RUN ') and VIEWS[name].show.__doc__ in shown
+    described = {line.split()[0] for line in shown.split('\n\n')[-1].splitlines()}
+    assert described == {f'--{flag}' for flag in VIEWS[name].reads}
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'said'),
+    [
+        (
+            ('inspect', '--workdir=any', '--keep=3'),
+            '--keep=3: inspect params does not read it; it reads --workdir, --step, --stats, --since, --json',
+        ),
+        (('inspect', '--workdir=any', 'checkpoints', '--rows=1'), '--rows=1: inspect checkpoints does not read it'),
+        (('inspect', '--workdir=any', 'heads', '--stats'), '--stats: inspect heads does not read it'),
+        (('inspect', '--workdir=any', 'heads', '--format=svg'), '--format=svg: inspect heads without --output does'),
+        (('inspect', '--workdir=any', 'prune', '--keep=0'), '--keep=0: inspect prune does not read it'),
+        (
+            ('inspect', '--workdir=any', 'attention', '--split=dev', '--input=a'),
+            '--input=a: inspect attention --split does not read it; it reads --workdir, --step, --split, --which',
+        ),
+        (
+            ('inspect', '--workdir=any', 'attribution', '--split=dev', '--output=a'),
+            '--output=a: inspect attribution --split does not read it',
+        ),
+        (
+            ('eval', '--hypotheses=a', '--references=b', '--step=3'),
+            '--step=3: eval --hypotheses does not read it; it reads --hypotheses, --references, --against, --json',
+        ),
+        (('eval', '--hypotheses=a', '--references=b', '--workdir=any'), '--workdir=any: eval --hypotheses does not'),
+        (
+            ('eval', '--hypotheses=a', '--references=b', '--config.eval.search=beam'),
+            '--config.eval.search: eval --hypotheses reads no config',
+        ),
+        (
+            ('export', '--workdir=any', '--output=out', '--split=dev'),
+            '--split=dev: export without --quantize or --stab',
+        ),
+        (
+            ('export', '--workdir=any', '--output=out', '--json'),
+            '--json: export without --quantize or --stablehlo does not read it; it reads --workdir, --step, --output',
+        ),
+    ],
+)
+def test_a_flag_that_nothing_reads_is_refused_with_those_that_are(arguments, said, capsys):
+    assert main(arguments) == 2
+    assert one_line(capsys).startswith(f'jaxformer: {said}')
 
 
 def test_no_command_and_an_unknown_one_are_mistakes(capsys):
