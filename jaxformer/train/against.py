@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxformer.data import corpus as corpora
 from jaxformer.data.corpus import Split
 from jaxformer.data.ragged import Ragged
 from jaxformer.data.splits import LabelledSplit, PairSplit, TextSplit
 from jaxformer.decode.bootstrap import Difference, difference
+from jaxformer.decode.open import changed, open_run
 from jaxformer.errors import UserError
+from jaxformer.train.directory import refuse_another_vocabulary
 from jaxformer.train.score import scored
 
 BY_SYMBOL = ('loss', 'accuracy')
@@ -40,17 +43,18 @@ def compare(
       split, changes: as of `scored`, for both.
 
     Raises:
-      UserError: as `scored`, or the two were not judged by the same examples.
+      UserError: as `scored`, or the two have not the same examples; before either is judged.
     """
-    a = scored(workdir, step, split, changes)
-    b = scored(against, None, a.split.name, changes)
-    if not _same(a.split, b.split) or not np.array_equal(a.measured.example_id, b.measured.example_id):
+    ours, fit = _examples(workdir, step, split, changes)
+    theirs, their_fit = _examples(against, None, ours.name, changes)
+    if not _same(ours, theirs) or not np.array_equal(fit, their_fit):
         raise UserError(
-            f'{workdir} and {against}: not the same examples of {a.split.name}; '
+            f'{workdir} and {against}: not the same examples of {ours.name}; '
             'give both the same data and data.buckets by --config.data.…'
         )
-    if len(a.measured.example_id) < 2:
-        raise UserError(f'{workdir}: one example of {a.split.name}; two are needed to compare')
+    if fit.sum() == 1:
+        raise UserError(f'{workdir}: one example of {ours.name}; two are needed to compare')
+    a, b = scored(workdir, step, ours.name, changes), scored(against, None, ours.name, changes)
     return [
         Row(name, one.whole(), (other := b.measured.measures[name]).whole(), difference(one, other))
         for name, one in a.measured.measures.items()
@@ -73,6 +77,25 @@ def as_text(rows: list[Row], a: str, b: str) -> str:
         ends = f'{apart.interval.low:+.4g} to {apart.interval.high:+.4g}'
         lines.append(f'{name:<20} {one:9.4g} {other:9.4g} {apart.value:+9.4g}   {ends:<19} {apart.p:.3f}')
     return '\n'.join(lines)
+
+
+def _examples(
+    workdir: str | os.PathLike, step: int | None, split: str | None, changes: Mapping[str, Any] | None
+) -> tuple[Split, np.ndarray]:
+    """What `scored` would judge a run by: the split, and Boolean [examples], which of them fit. Evaluates nothing.
+
+    Raises:
+      UserError, RunError: as `scored`.
+    """
+    run = changed(open_run(workdir, step, keep_int8=True), changes or {}, 'eval', ('data.', 'eval.'))
+    split = split or run.cfg.eval.split
+    try:
+        corpus = corpora.load_for(run.cfg.data, split)
+    except UserError as error:
+        raise UserError(f'{run.workdir}: {error}') from error
+    refuse_another_vocabulary(run.workdir, corpus.vocab)
+    examples = corpus.split(split)
+    return examples, np.any([examples.fits(bucket) for bucket in run.cfg.data.buckets], axis=0)
 
 
 def _same(a: Split, b: Split) -> bool:

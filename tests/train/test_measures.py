@@ -12,9 +12,11 @@ from small import ROOT
 from jaxformer import checkpoint, config, files
 from jaxformer.data import corpus
 from jaxformer.decode.lines import decode_lines
+from jaxformer.decode.open import read_config
 from jaxformer.errors import UserError
 from jaxformer.main import main
 from jaxformer.model import transformer
+from jaxformer.train import against
 from jaxformer.train.against import compare
 from jaxformer.train.score import score, scored
 
@@ -41,7 +43,7 @@ def translations(tmp_path_factory):
     """Two runs on the pairs of two files; a line of the test set is empty on no side, and one has blanks around it."""
     root = tmp_path_factory.mktemp('runs')
     for split, count in (('train', 9), ('dev', 3), ('test', 13)):
-        source = [f'{split} {i * 7 % 5} a{i % 3}' for i in range(count)]
+        source = [f'{split} {i * 7 % 5} a{10 ** (i % 3)}' for i in range(count)]
         (root / f'{split}.a').write_text('\n'.join(source))
         (root / f'{split}.b').write_text('\n'.join(f'{line[::-1]}, or so.' for line in source))
     changes = {'data.name': 'parallel', 'data.tokenizer': 'bytes', 'data.buckets': ((33, 33),)}
@@ -97,16 +99,25 @@ def test_two_runs_are_compared_on_the_same_examples(translations, capsys):
     assert set(json.loads(capsys.readouterr().out)['bleu']) == {'a', 'b', 'difference', 'low', 'high', 'p'}
 
 
-def test_other_examples_are_no_test_set_to_compare_on(translations, tmp_path):
-    root, (one, _) = translations
+def test_other_examples_are_no_test_set_to_compare_on(translations, tmp_path, monkeypatch):
+    root, (one, two) = translations
     for split in ('train', 'dev', 'test'):
         for side in 'ab':
             (tmp_path / f'{split}.{side}').write_text((root / f'{split}.{side}').read_text().replace('test', 'tost'))
     changes = {'data.name': 'parallel', 'data.tokenizer': 'bytes', 'data.buckets': ((33, 33),)}
     changes |= {'data.source': str(tmp_path / '{split}.a'), 'data.target': str(tmp_path / '{split}.b')}
     other = run('tiny', tmp_path / 'other', changes, 5)
-    with pytest.raises(UserError, match='not the same examples of test'):
-        compare(one, other)
+    narrow = run('tiny', tmp_path / 'narrow', config.flatten(read_config(two)) | {'data.buckets': ((11, 33),)}, 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(against, 'scored', lambda *_: pytest.fail('said after something was evaluated'))
+        for another in (other, narrow):
+            with pytest.raises(UserError, match=f'{one} and {another}: not the same examples of test; give both'):
+                compare(one, another)
+        with pytest.raises(UserError, match='nowhere: no such directory'):
+            compare(one, tmp_path / 'nowhere')
+        (narrow / 'vocab.json').write_text((narrow / 'vocab.json').read_text().replace('bytes', 'characters'))
+        with pytest.raises(UserError, match='narrow/vocab.json: '):
+            compare(one, narrow)
     changes = {'data.source': str(root / '{split}.a'), 'data.target': str(root / '{split}.b')}
     assert compare(one, other, changes=changes)[0].difference.value == 0
 
