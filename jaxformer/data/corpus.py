@@ -114,7 +114,8 @@ def load(data: DataConfig) -> Corpus:
                     _prepare(data, directory)
         except OSError as error:
             raise UserError(
-                f'data.dir={data.dir}: {data.name} cannot be prepared there ({error}); choose a writable directory'
+                f'config.data.dir={data.dir}: {data.name} cannot be prepared there ({error}); '
+                'choose a writable directory'
             ) from error
     with _damage_named(directory):
         vocab = Vocabulary.from_json(files.read_json(directory / 'vocab.json'))
@@ -155,7 +156,7 @@ def prepared_directory(data: DataConfig) -> epath.Path:
       UserError: there is no such data set, or such a file or package.
     """
     if '://' in data.dir:
-        raise UserError(f'data.dir={data.dir}: its files are mapped into memory; choose a local directory')
+        raise UserError(f'config.data.dir={data.dir}: its files are mapped into memory; choose a local directory')
     settings = {'format': _FORMAT, **identity(data)}
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     name = re.sub(r'[^\w.-]', '-', data.name)  # of a TFDS set: with / and :

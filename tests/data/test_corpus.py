@@ -145,9 +145,9 @@ def test_unknown_names_are_refused_with_the_choices(make_data, corpus, tmp_path)
 
 def test_a_directory_that_cannot_be_written_is_named(make_data, tmp_path):
     (tmp_path / 'file').touch()
-    with pytest.raises(UserError, match='data.dir=.*file/data.*writable'):
+    with pytest.raises(UserError, match='^config.data.dir=.*file/data.*writable'):
         corpus_lib.load(make_data(tmp_path / 'file' / 'data'))
-    with pytest.raises(UserError, match='data.dir=gs://bucket/data.*local'):
+    with pytest.raises(UserError, match='^config.data.dir=gs://bucket/data.*local'):
         corpus_lib.load(make_data('gs://bucket/data'))
 
 
