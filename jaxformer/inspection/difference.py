@@ -37,7 +37,7 @@ class Difference:
     """Parameters by path. added, gone: with their shapes. reshaped: (shape in a, shape in b).
 
     apart: those that both have in one shape; None where one of the two cannot be read (a warning says why).
-    whole: all of `apart` as one vector.
+    whole: all that could be read of `apart` as one vector; None where that is nothing.
     """
 
     names: tuple[str, str]
@@ -45,7 +45,7 @@ class Difference:
     gone: Mapping[str, Shape | None]
     reshaped: Mapping[str, tuple[Shape, Shape]]
     apart: Mapping[str, Apart | None]
-    whole: Apart
+    whole: Apart | None
 
 
 def place(argument: str) -> tuple[str, int] | None:
@@ -56,6 +56,8 @@ def place(argument: str) -> tuple[str, int] | None:
 
 def between(a: str, b: str) -> Difference:
     """The difference of two checkpoints, each 'RUN@step'; arrays are read in pairs, one pair at a time.
+
+    int8 weights are compared as the numbers that they stand for.
 
     Raises:
       UserError: an argument of another form, not the directory of a run, or no such step.
@@ -76,7 +78,7 @@ def between(a: str, b: str) -> Difference:
         if path in reshaped:
             continue
         try:
-            pair = stored.read(path_a, path, of_a[path]), stored.read(path_b, path, of_b[path])
+            pair = parameters.read(path_a, path, of_a[path]), parameters.read(path_b, path, of_b[path])
             sums = _sums(*pair)
             apart[path], total = _apart(sums), total + sums
         except RunError as error:
@@ -88,7 +90,7 @@ def between(a: str, b: str) -> Difference:
         gone={path: array.shape for path, array in of_a.items() if path not in of_b},
         reshaped=reshaped,
         apart=apart,
-        whole=_apart(total),
+        whole=_apart(total) if any(apart.values()) else None,
     )
 
 
@@ -119,7 +121,10 @@ def as_json(difference: Difference) -> dict[str, Any]:
 
 
 def as_text(difference: Difference) -> str:
-    """What is only on one side, then a table of the others, the farthest (relative to their size) first."""
+    """What is only on one side, then a table of the others, the farthest (relative to their size) first.
+
+    A dash stands for what is not defined: a share or an angle of an array that is all zeros.
+    """
     a, b = difference.names
     lines = [f'[1] {a}\n[2] {b}']
     lines += [f'added in [2]: {path} {shape_text(shape)}' for path, shape in difference.added.items()]
@@ -127,11 +132,16 @@ def as_text(difference: Difference) -> str:
     lines += [
         f'reshaped: {path} {shape_text(old)} -> {shape_text(new)}' for path, (old, new) in difference.reshaped.items()
     ]
+    if not difference.apart:
+        return '\n'.join([*lines, '', 'nothing can be compared: no parameter is on both sides in one shape'])
     known = sorted(difference.apart.items(), key=lambda item: -(item[1].relative if item[1] else math.inf))
     rows = {path: ('?',) * 3 if entry is None else _numbers(entry) for path, entry in known}
-    rows['all of them'] = _numbers(difference.whole)
+    if difference.whole:
+        rows['all of them'] = _numbers(difference.whole)
     return '\n'.join(lines) + '\n\n' + table('parameter', ('distance', 'of [1]', 'cosine'), rows, '')
 
 
 def _numbers(entry: Apart) -> tuple[str, str, str]:
-    return f'{entry.distance:.4g}', f'{entry.relative:.3%}', f'{entry.cosine:.6f}'
+    finite = math.isfinite(entry.distance)  # else the arrays hold what is not, and that has to be seen
+    relative = '-' if finite and math.isinf(entry.relative) else f'{entry.relative:.3%}'
+    return f'{entry.distance:.4g}', relative, '-' if finite and math.isnan(entry.cosine) else f'{entry.cosine:.6f}'

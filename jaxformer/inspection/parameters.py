@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 from etils import epath
 from flax import traverse_util
 
 from jaxformer import optim, sharding
+from jaxformer.decode import int8
 from jaxformer.errors import RunError
 from jaxformer.files import CHECKPOINTS
 from jaxformer.inspection import stored
@@ -26,11 +28,19 @@ PREFIX = 'params/'
 """Of the names of parameters among the arrays of a checkpoint."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rounded(Stored):
+    """An array in int8 form (`decode/int8.py`): as a Stored the codes, and `scale` their scales."""
+
+    scale: Stored
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A parameter.
 
     letters: name the dimensions of `shape`. shape, dtype: None and UNKNOWN where damage hides them; they count as 0.
+    bytes: of what is saved of it; of one with int8 weights that is codes and scales.
     divided: 'H:model' where mesh axes divide it, several with a blank between them; '' where each device has all of it.
     decayed: whether weight decay, where the config has any, applies to it.
     """
@@ -78,6 +88,8 @@ def from_checkpoint(workdir: epath.PathLike, step: int | None = None) -> list[Ro
 def of_checkpoint(path: epath.Path) -> dict[str, Stored]:
     """The parameters in the checkpoint `path` by their paths below 'params', or every array where there is none.
 
+    A parameter with int8 weights is one entry, a `Rounded`.
+
     Raises:
       RunError: nothing of it can be read, or it holds no array.
     """
@@ -85,9 +97,28 @@ def of_checkpoint(path: epath.Path) -> dict[str, Stored]:
     if not arrays:
         raise RunError(f'{path}: holds no array')
     if params := {name.removeprefix(PREFIX): array for name, array in arrays.items() if name.startswith(PREFIX)}:
-        return params
+        tree = traverse_util.unflatten_dict({tuple(path.split('/')): array for path, array in params.items()})
+        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=int8.is_rounded)
+        return {sharding.path_name(path): _rounded(leaf) if int8.is_rounded(leaf) else leaf for path, leaf in leaves}
     logging.warning('%s: not a checkpoint of jaxformer (it has no params); every array of it is listed', path)
     return arrays
+
+
+def _rounded(leaf: Mapping[str, Stored]) -> Rounded:
+    codes = leaf[int8.Q]
+    return Rounded(codes.shape, codes.dtype, codes.divided, codes.spec, scale=leaf[int8.SCALE])
+
+
+def read(path: epath.Path, name: str, array: Stored) -> np.ndarray:
+    """The numbers of one of `of_checkpoint`, on the host; of int8 weights those that they stand for.
+
+    Raises:
+      RunError: it cannot be read.
+    """
+    if not isinstance(array, Rounded):
+        return stored.read(path, name, array)
+    parts = {int8.Q: array, int8.SCALE: array.scale}
+    return np.asarray(int8.floats({part: stored.read(path, f'{name}/{part}', of) for part, of in parts.items()}))
 
 
 def groups(rows: Sequence[Row]) -> dict[str, int]:
@@ -154,12 +185,20 @@ def rows(params: Mapping[str, Stored]) -> list[Row]:
             divided=' '.join(
                 f'{letter}:{"+".join(axes)}' for letter, axes in zip(letters, array.divided, strict=True) if axes
             ),
-            count=(count := 0 if array.shape is None else math.prod(array.shape)),
-            bytes=0 if array.dtype is None else count * array.dtype.itemsize,
+            count=_count(array),
+            bytes=_bytes(array) + (_bytes(array.scale) if isinstance(array, Rounded) else 0),
             decayed=decayed[path],
         )
         for path, array in sorted(params.items())
     ]
+
+
+def _count(array: Stored) -> int:
+    return 0 if array.shape is None else math.prod(array.shape)
+
+
+def _bytes(array: Stored) -> int:
+    return 0 if array.dtype is None else _count(array) * array.dtype.itemsize
 
 
 def _by_path(tree: Any) -> list[tuple[str, Any]]:

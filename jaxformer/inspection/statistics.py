@@ -47,6 +47,7 @@ def of_checkpoint(
 ) -> list[tuple[Row, Statistics | None]]:
     """Every parameter at `step` (None: the newest) and its statistics, None where it cannot be read, as is warned of.
 
+    Of int8 weights they are those of the numbers that these stand for.
     since: another step, to which updates are measured.
 
     Raises: as `parameters.from_checkpoint`.
@@ -60,9 +61,9 @@ def of_checkpoint(
     for row in parameters.rows(now):
         before = None
         try:
-            array = stored.read(path, row.path, now[row.path])
+            array = parameters.read(path, row.path, now[row.path])
             if other and row.path in then and then[row.path].shape == array.shape:
-                before = stored.read(other, row.path, then[row.path])
+                before = parameters.read(other, row.path, then[row.path])
             found.append((row, of_array(array, row, before)))
         except RunError as error:
             logging.warning('%s', error)

@@ -91,3 +91,27 @@ def test_what_cannot_be_read_is_named(trained, tmp_path, caplog):
     assert lost and f'{lost[0]} cannot be read' in caplog.text and not found.gone
     with pytest.raises(UserError, match='no such directory'):
         difference.between(f'{run}@30', 'nowhere@7')
+
+
+def saved(run, params):
+    run.mkdir()
+    (run / 'config.json').write_text('{}')
+    checkpoint.save(run / 'checkpoints', 1, {'params': params}, {}, {}, 1)
+    return f'{run}@1'
+
+
+def test_what_is_not_defined_is_a_dash_and_nothing_in_common_is_said(tmp_path, capsys):
+    a = saved(tmp_path / 'a', {'w': jnp.ones((2, 3)), 'zero': jnp.zeros(2)})
+    b = saved(tmp_path / 'b', {'w': jnp.ones((2, 3)), 'zero': jnp.ones(2)})
+    c = saved(tmp_path / 'c', {'w': jnp.ones((2, 5)), 'zero': jnp.zeros(7)})
+    d = saved(tmp_path / 'd', {'w': jnp.full((2, 3), jnp.nan), 'zero': jnp.ones(2)})
+    assert main(['compare', a, b]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[-3:])
+    assert rows['zero'].split() == ['1.414', '-', '-'] and rows['w'].split() == ['0', '0.000%', '1.000000']
+    assert main(['compare', a, c]) == 0
+    out = capsys.readouterr().out
+    assert 'reshaped: w 2 x 3 -> 2 x 5' in out and 'nothing can be compared' in out
+    assert 'nan' not in out and 'all of them' not in out
+    assert main(['compare', a, c, '--json']) == 0 and json.loads(capsys.readouterr().out)['whole'] is None
+    assert main(['compare', a, d]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[-3:] == ['nan', 'nan%', 'nan']  # of what is in them

@@ -1,18 +1,23 @@
 """`export --quantize=int8`: a run with weights in a quarter of the bytes, which is decoded and judged as any other."""
 
+import dataclasses
 import json
 import pathlib
 import sys
 
+import flax
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from jaxformer import checkpoint, files
 from jaxformer.data import corpus
 from jaxformer.decode import int8
 from jaxformer.decode.lines import Writer, decode_lines
 from jaxformer.decode.open import open_run
+from jaxformer.errors import RunError
+from jaxformer.inspection import parameters, statistics
 from jaxformer.main import main
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'decode'))
@@ -42,15 +47,53 @@ def test_outputs_are_those_of_the_rounded_weights(runs, tmp_path):
 
 def test_it_is_inspected_and_given_back_as_numbers(runs, tmp_path, capsys):
     workdir, rounded = runs
-    capsys.readouterr()
-    assert main(['inspect', f'--workdir={rounded}']) == 0
-    assert ' int8 ' in capsys.readouterr().out
     assert main(['average', f'--workdir={rounded}', '--last=1', f'--output={tmp_path}/mean']) == 0
     before, after = (jax.tree.leaves(open_run(path).params) for path in (rounded, tmp_path / 'mean'))
     for a, b in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, b)
     originals = checkpoint.restore_params(workdir / 'checkpoints', 1)
     assert any(np.any(a != b) for a, b in zip(before, jax.tree.leaves(originals), strict=True))
+
+
+def test_the_table_has_the_rows_of_the_run_and_the_bytes_of_codes_and_scales(runs):
+    workdir, rounded = runs
+    before, rows = parameters.from_checkpoint(workdir), parameters.from_checkpoint(rounded)
+    same = [dataclasses.replace(row, dtype='', bytes=0) for row in rows]
+    assert same == [dataclasses.replace(row, dtype='', bytes=0) for row in before]
+    there = checkpoint.metadata(rounded / 'checkpoints', 1)
+    sizes = {name[len('params/') :]: int(np.prod(shape)) * dtype.itemsize for name, (shape, dtype) in there.items()}
+    for row in rows:
+        parts = [f'{row.path}/int8', f'{row.path}/scale'] if f'{row.path}/int8' in sizes else [row.path]
+        assert (row.dtype, row.bytes) == (('float32', 'int8')[len(parts) - 1], sum(sizes[part] for part in parts))
+    assert {row.dtype for row in rows} == {'float32', 'int8'} and sum(row.bytes for row in rows) == sum(sizes.values())
+
+
+def test_statistics_and_distances_are_those_of_the_numbers(runs, capsys):
+    workdir, rounded = runs
+    first, numbers = (flax.traverse_util.flatten_dict(open_run(path).params, sep='/') for path in runs)
+    for row, found in statistics.of_checkpoint(rounded):
+        array = np.asarray(numbers[row.path], np.float64)
+        assert found.norm == pytest.approx(np.linalg.norm(array)) and found.greatest == pytest.approx(array.max())
+    capsys.readouterr()
+    assert main(['compare', f'{workdir}@1', f'{rounded}@1', '--json']) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert not shown['added'] and not shown['gone'] and not shown['reshaped'] and shown['apart'].keys() == first.keys()
+    for path, entry in shown['apart'].items():
+        a, b = (np.asarray(tree[path], np.float64) for tree in (first, numbers))
+        assert entry['distance'] == pytest.approx(np.linalg.norm(b - a)), path
+    assert 0 < shown['whole']['relative'] < 0.02
+
+
+def test_a_scale_that_cannot_be_read_is_named(tmp_path, caplog):
+    path = tmp_path / 'run'
+    whole = {'int8': np.ones((3, 5), np.int8), 'scale': np.ones((3, 1), np.float32)}
+    checkpoint.save(path / 'checkpoints', 1, {'params': {'w': whole, 'scale': np.ones(3)}}, {}, {}, 1)
+    found = parameters.of_checkpoint(epath.Path(path / 'checkpoints' / '1'))
+    assert found.keys() == {'w', 'scale'}
+    lost = dataclasses.replace(found['w'], scale=dataclasses.replace(found['w'].scale, dtype=None, spec=None))
+    with pytest.raises(RunError, match='w/scale cannot be read'):
+        parameters.read(path, 'w', lost)
+    assert [row.bytes for row in parameters.rows({'w': lost})] == [15]
 
 
 def test_mistakes_are_named(runs, tmp_path, capsys):
