@@ -363,6 +363,12 @@ def _named(tree: Any) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 
 def _raise_on_mismatch(path: epath.Path, wanted: dict, stored: dict) -> None:
+    alone = lambda names: all(name.startswith('params/') for name in names)  # noqa: E731
+    if alone(stored) and not alone(wanted):
+        raise UserError(
+            f'{path}: parameters alone, with which no training goes on; '
+            'begin another run with them in a new directory (config.train.start_from)'
+        )
     remedy = 'use the config that it was saved with, or another workdir'
     for name in [*wanted, *(name for name in stored if name not in wanted)]:
         here, there = (_say(side[name]) if name in side else 'not there' for side in (wanted, stored))

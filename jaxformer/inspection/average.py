@@ -20,9 +20,6 @@ from jaxformer.decode.open import read_config
 from jaxformer.errors import UserError
 from jaxformer.train import directory as directories
 
-NOTE = 'average.json'
-"""In the directory of a mean: of which run, and of which of its steps."""
-
 
 def run(workdir: epath.PathLike, last: int, output: epath.PathLike) -> list[int]:
     """Makes `output` the mean of the `last` newest whole checkpoints of a run; returns their steps, ascending.
@@ -46,7 +43,7 @@ def run(workdir: epath.PathLike, last: int, output: epath.PathLike) -> list[int]
         for name in (files.VOCAB, files.DATA):
             if (workdir / name).exists():
                 files.write_atomic(output / name, (workdir / name).read_bytes())
-        files.write_json(output / NOTE, {'run': str(workdir), 'steps': steps})
+        files.write_json(output / directories.AVERAGE, {'run': str(workdir), 'steps': steps})
         files.write_json(output / files.CONFIG, config.to_dict(cfg))
     return steps
 

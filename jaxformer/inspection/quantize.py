@@ -3,6 +3,7 @@
   jaxformer export --quantize=int8 --workdir=RUN --output=RUN2 --split=dev
 
 RUN2 is evaluated, decoded and inspected as RUN; its weights are int8 in memory, too, and numbers only inside a step.
+No training goes on in it.
 """
 
 import time
@@ -54,6 +55,7 @@ def run(workdir: epath.PathLike, step: int | None, output: epath.PathLike, split
         for name in (files.VOCAB, files.DATA):
             if (workdir / name).exists():
                 files.write_atomic(output / name, (workdir / name).read_bytes())
+        files.write_json(output / directories.INT8, {'run': str(workdir), 'step': step})
         files.write_json(output / files.CONFIG, config.to_dict(cfg))
     found: dict[str, Any] = {'bytes': _bytes(params), 'int8_bytes': _bytes(rounded)}
     found |= {'bytes_ratio': found['int8_bytes'] / found['bytes'], **_errors(params, rounded)}

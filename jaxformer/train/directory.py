@@ -26,6 +26,9 @@ FREE_ON_RESUME = (
 )
 """Fields (or groups) that may differ from the config a directory was started with: they change no update."""
 
+AVERAGE, INT8 = 'average.json', 'int8.json'
+"""In the directory of parameters alone: of which run `jaxformer average` or `export --quantize=int8` has made them."""
+
 VISIBLE = 15.0
 """Seconds until a file that one machine wrote is seen by the others that share its directory."""
 
@@ -112,13 +115,14 @@ def refuse_another_config(cfg: Config, workdir: epath.Path) -> Config | None:
     """The config that the directory was started with, None where it is new.
 
     Raises:
-      UserError: it trains otherwise than cfg, or the directory is that of a grid.
+      UserError: it trains otherwise than cfg, or not at all, or the directory is that of a grid.
     """
     path = workdir / files.CONFIG
     if (workdir / files.GRID).exists():
         raise UserError(f'{workdir}: the directory of a grid; choose another --workdir for a run')
     if not path.exists():
         return None
+    _refuse_parameters_alone(workdir)
     values = files.read_json(path)
     if not isinstance(values, dict):
         raise UserError(f'{path}: not a configuration; put back a copy of it')
@@ -130,10 +134,30 @@ def refuse_another_config(cfg: Config, workdir: epath.Path) -> Config | None:
         grows = field == 'train.num_steps' and cfg.optim.schedule in GROWING_SCHEDULES
         if not grows and not field.startswith(FREE_ON_RESUME):
             raise UserError(
-                f'{path}: config.{field} is {before!r} there and {now!r} here; use the same value, or another '
-                '--workdir for another run (config.train.start_from can begin it with the parameters of this one)'
+                f'{path}: config.{field} is {before!r} there and {now!r} here; use the same value '
+                f'(--config={path} has it), or another --workdir for another '
+                'run (config.train.start_from can begin it with the parameters of this one)'
             )
     return started
+
+
+def _refuse_parameters_alone(workdir: epath.Path) -> None:
+    """Raises UserError where a command has made the directory of another run, without what training goes on from."""
+    for name in (AVERAGE, INT8):
+        if not (workdir / name).exists():
+            continue
+        try:
+            note = files.read_json(workdir / name)
+            if name == AVERAGE:
+                made, begin = f'the mean of steps {", ".join(map(str, note["steps"]))} of {note["run"]}', workdir
+            else:
+                made, begin = f'step {note["step"]} of {note["run"]} in int8', note['run']
+        except (KeyError, TypeError):
+            raise UserError(f'{workdir / name}: not what was noted of the run; put back a copy of it') from None
+        raise UserError(
+            f'{workdir}: {made} ({name}), in which no training goes on; '
+            f'use --workdir={note["run"]}, or --config.train.start_from={begin} in a new directory'
+        )
 
 
 def refuse_another_vocabulary(workdir: epath.Path, vocab: Vocabulary) -> None:

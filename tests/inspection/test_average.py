@@ -80,3 +80,23 @@ def test_a_damaged_one_is_passed_over_and_too_few_are_refused(checkpoints, tmp_p
     with pytest.raises(UserError, match='--last=0: at least 1'):
         average.run(checkpoints, 0, tmp_path / 'other')
     assert not (tmp_path / 'other').exists()
+
+
+def test_no_training_goes_on_in_it(checkpoints, tmp_path, capsys):
+    mean = tmp_path / 'mean'
+    average.run(checkpoints, 2, mean)
+    before = sorted(mean.glob('[!.]*'))
+    for changes in ([], ['--config.train.num_steps=3'], ['--config.seed=7']):
+        assert main(['train', f'--config={mean}/config.json', f'--workdir={mean}', *changes]) == 2
+        said = capsys.readouterr().err
+        assert f'{mean}: the mean of steps 9, 12 of {checkpoints} (average.json), in which no training goes on' in said
+        assert f'--workdir={checkpoints}, or --config.train.start_from={mean} in a new directory' in said
+    assert sorted(mean.glob('[!.]*')) == before
+
+
+def test_parameters_alone_are_named_where_no_note_is(checkpoints):
+    params = checkpoint.restore_params(checkpoints / 'checkpoints', 12)
+    with pytest.raises(UserError, match='/12: parameters alone, .*config.train.start_from'):
+        checkpoint.restore(checkpoints / 'checkpoints', 12, {'params': params, 'step': np.int32(12)})
+    with pytest.raises(UserError, match='the config that it was saved with'):
+        checkpoint.restore(checkpoints / 'checkpoints', 12, {'params': {'other': np.ones(3)}})

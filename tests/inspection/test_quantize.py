@@ -96,6 +96,20 @@ def test_a_scale_that_cannot_be_read_is_named(tmp_path, caplog):
     assert [row.bytes for row in parameters.rows({'w': lost})] == [15]
 
 
+def test_no_training_goes_on_in_it(runs, capsys):
+    workdir, rounded = runs
+    before = sorted(rounded.glob('[!.]*'))
+    command = ['train', f'--config={rounded}/config.json', f'--workdir={rounded}']
+    for changes in ([], ['--config.train.num_steps=3'], ['--config.seed=7']):
+        assert main([*command, *changes]) == 2
+        said = capsys.readouterr().err
+        assert f'{rounded}: step 1 of {workdir} in int8 (int8.json), in which no training goes on' in said
+        assert f'--workdir={workdir}, or --config.train.start_from={workdir} in a new directory' in said
+    assert sorted(rounded.glob('[!.]*')) == before
+    (rounded / 'int8.json').write_text('[]')
+    assert main(command) == 2 and f'{rounded}/int8.json: not what' in capsys.readouterr().err
+
+
 def test_mistakes_are_named(runs, tmp_path, capsys):
     workdir, rounded = runs
     for flags, said in (
