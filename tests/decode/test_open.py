@@ -115,7 +115,8 @@ def test_a_run_of_an_older_version_opens_and_means_what_it_meant(run):
     assert opened.step == 5 and config.flatten(opened.cfg) == before | history.BEFORE | follows
     assert directory.refuse_another_config(opened.cfg, run) == opened.cfg  # training goes on with it, too
     learning = dataclasses.replace(opened.cfg, train=dataclasses.replace(opened.cfg.train, ema_decay=0.9))
-    with pytest.raises(UserError, match='config.train.ema_decay is 0.0 there and 0.9 here'):
+    said = rf'ema_decay is 0.0 there and 0.9 here; use the same value \(--config={run}/config.json has it\), or another'
+    with pytest.raises(UserError, match=said):
         directory.refuse_another_config(learning, run)
     values['train'].pop('num_steps')
     files.write_json(run / files.CONFIG, values)
