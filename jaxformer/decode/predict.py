@@ -99,7 +99,7 @@ class Decoder:
         """(output line, number of unknown source symbols) of each line, in order; a blank line gives an empty one.
 
         With eval.num_best > 1 an output is as many lines as hypotheses were found, as `found.as_line` writes them.
-        `cut` counts the outputs that eval.max_decode_length cut off. Lines are sorted by length for the batches. One
+        `cut` counts the lines of which eval.max_decode_length cut an output off. Lines are sorted by length for the batches. One
         that is longer than the longest source bucket is decoded in a batch of its own, padded to the next power of two,
         with fewer rows, so that its attention takes no more memory than that of the longest bucket, or has one row.
 
@@ -120,7 +120,8 @@ class Decoder:
             found = self.batch(params, source_BS, example_B)
             for row, index in enumerate(indices):
                 outputs[index] = as_line(found, row, first + index, self._text)
-            self.cut += int(np.sum(found.truncated[: len(indices), 0]))
+            cut = found.truncated & (found.score > -np.inf)
+            self.cut += int(np.sum(np.any(cut[: len(indices)], axis=1)))
         return zip(outputs, (tokens.count(vocab.ids.unk) for tokens in encoded), strict=True)
 
     def _text(self, tokens_T: np.ndarray) -> str:

@@ -241,14 +241,13 @@ def occlusion(run: OpenRun, given: Example, ids_R: np.ndarray, scores_R: np.ndar
     shorter = [own[:c] + own[c + 1 :] for c in range(len(own))]
     labels = shorter if family == 'lm' else [given.labels] * len(own)
     falls_RA = np.full((R, len(own)), np.nan)
-    for c, logits_RV in enumerate(_in_groups(run, shorter, labels)):
+    for c, logprobs_RV in enumerate(_in_groups(run, shorter, labels)):
         # Row of the shorter text in which each output is; where inputs and outputs are the same places, -1 of its own.
         places_R = np.arange(R)
         if family != 'seq2seq' and not _pooled(run):
             places_R = np.where(places_R < c, places_R, np.where(places_R == c, -1, places_R - 1))
         kept = places_R >= 0
-        without = _scores(jnp.asarray(logits_RV)[places_R[kept]], jnp.asarray(ids_R[kept]))
-        falls_RA[kept, c] = scores_R[kept] - np.asarray(without)
+        falls_RA[kept, c] = scores_R[kept] - logprobs_RV[places_R[kept], ids_R[kept]]
     if family != 'lm':
         return falls_RA
     # Column c + 1 is the input that label c becomes; what was written before it does not know of it.
@@ -258,13 +257,13 @@ def occlusion(run: OpenRun, given: Example, ids_R: np.ndarray, scores_R: np.ndar
 
 
 def _in_groups(run: OpenRun, source: list[tuple[int, ...]], labels: list[tuple[int, ...]]) -> Iterator[np.ndarray]:
-    """The logits [R, V] of each row, worked out TOGETHER at a time."""
+    """The log-probabilities [R, V] of each row, worked out TOGETHER at a time, in the shape of the bucket."""
     more = -len(source) % TOGETHER
     source, labels = [*source, *source[:1] * more], [*labels, *labels[:1] * more]
     for start in range(0, len(source) - more, TOGETHER):
         group = slice(start, start + TOGETHER)
         logits_BRV, _, _ = _forward(run.model, run.params, arrays(run, source[group], labels[group]))
-        yield from np.asarray(logits_BRV)[: len(source) - more - start]
+        yield from np.asarray(jax.nn.log_softmax(logits_BRV))[: len(source) - more - start]
 
 
 def attended(run: OpenRun, given: Example, inputs: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:

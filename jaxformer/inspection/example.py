@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,13 +53,16 @@ def of_text(run: OpenRun, text: str, target: str | None = None) -> Example:
 
 
 def arrays(run: OpenRun, source: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]) -> tuple[np.ndarray, ...]:
-    """What the model is called with, for rows of a source and of labels, as `Example` has them."""
-    pad, buckets = run.cfg.model.ids.pad, run.cfg.data.buckets
-    if run.cfg.model.family == 'seq2seq':
-        sizes = zip(*buckets, strict=True)
-        return tuple(_padded(rows, size, pad) for rows, size in zip((source, labels), sizes, strict=True))
-    rows = labels if run.cfg.model.family == 'lm' else source
-    return (_padded(rows, [size for (size,) in buckets], pad),)
+    """What the model is called with, for rows of a source and of labels, as `Example` has them.
+
+    Both sides have the sizes of the first bucket that all rows fit, as in training, so that few shapes are compiled; a
+    side that none fits stays as long as it is.
+    """
+    sides = {'seq2seq': (source, labels), 'lm': (labels,)}.get(run.cfg.model.family, (source,))
+    longest, buckets = [max(map(len, rows)) for rows in sides], run.cfg.data.buckets
+    fitting = (sizes for sizes in buckets if all(map(operator.le, longest, sizes)))
+    sizes = next(fitting, [*map(max, longest, buckets[-1])])
+    return tuple(_padded(rows, size, run.cfg.model.ids.pad) for rows, size in zip(sides, sizes, strict=True))
 
 
 def spelled(vocab: Vocabulary, ids: Sequence[int]) -> tuple[str, ...]:
@@ -102,10 +106,9 @@ def _decode(params: Any, source_BS: jax.Array, model: Family, length: int, num_s
     return greedy(extend, cache, start_symbols(source_BS.shape[0], model.cfg), length, num_symbols, special)[0]
 
 
-def _padded(rows: Sequence[Sequence[int]], sizes: Sequence[int], pad: int) -> np.ndarray:
-    """[B, size]: the first size that all rows fit, so that few shapes are compiled; longer ones stay as they are."""
-    longest = max(map(len, rows))
-    found = np.full((len(rows), next((size for size in sizes if longest <= size), longest)), pad, np.int32)
+def _padded(rows: Sequence[Sequence[int]], size: int, pad: int) -> np.ndarray:
+    """[B, size]."""
+    found = np.full((len(rows), size), pad, np.int32)
     for row, ids in zip(found, rows, strict=True):
         row[: len(ids)] = ids
     return found

@@ -6,6 +6,7 @@ import pytest
 from test_predict import SOURCES, TEXTS, decoder, split
 
 from jaxformer.data.vocab import EOS
+from jaxformer.decode.found import Found
 from jaxformer.errors import UserError
 
 BEAM = {'eval.search': 'beam', 'eval.beam_size': 3}
@@ -57,6 +58,19 @@ def test_the_n_best_of_a_line_are_written_with_its_number_and_their_scores():
         assert [row[0] for row in rows] == [str(number)] * 3 and rows[0][1] == alone[number]
         scores = [float(row[2]) for row in rows]
         assert scores == sorted(scores, reverse=True) and scores[0] < 0 and len({row[1] for row in rows}) == 3
+
+
+def test_a_line_counts_as_cut_by_any_of_its_n_best_that_is_written(monkeypatch):
+    made, params = decoder(4, BEAM | {'eval.num_best': 2})
+    tokens = np.full((4, 2, 3), 5)
+    score, truncated = (
+        np.array([[-1, -2], [-1, -np.inf], [-1, -2], [-1, -2]]),
+        np.array([[0, 1], [0, 1], [1, 1], [1, 1]]),
+    )
+    found = Found(tokens, score, score, truncated.astype(bool))
+    monkeypatch.setattr(made, 'batch', lambda *args: found)
+    assert [line.count('|||') for line, _ in made.lines(params, ['7', '3', '4'])] == [4, 2, 4]
+    assert made.cut == 2  # of the first and of the third; the fourth row is none
 
 
 def test_scores_are_those_of_the_tokens():

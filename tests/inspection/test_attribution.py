@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -223,6 +224,14 @@ def test_cross_rollout_is_a_product_of_block_matrices():
         state = reads @ looks @ state
     np.testing.assert_allclose(cross_rollout(encoder, decoder, cross), state[:4, 4:], atol=1e-12)
     np.testing.assert_allclose(state[:4].sum(axis=1), 1)
+
+
+def test_texts_of_one_bucket_have_one_shape(make_cfg):
+    """Sides of unlike length do not go by buckets of their own, so that there are as many programs as buckets."""
+    run = types.SimpleNamespace(cfg=make_cfg(data__buckets=((5, 6), (9, 12))))
+    shapes = [[x.shape[1] for x in example.arrays(run, [[3] * s], [[3] * t])] for s, t in ((4, 6), (4, 7), (8, 2))]
+    assert shapes == [[5, 6], [9, 12], [9, 12]]
+    assert [x.shape[1] for x in example.arrays(run, [[3] * 10, [3]], [[3] * 2] * 2)] == [10, 12]
 
 
 def test_mistakes_are_named(run):
