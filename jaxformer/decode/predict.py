@@ -99,9 +99,10 @@ class Decoder:
         """(output line, number of unknown source symbols) of each line, in order; a blank line gives an empty one.
 
         With eval.num_best > 1 an output is as many lines as hypotheses were found, as `found.as_line` writes them.
-        `cut` counts the lines of which eval.max_decode_length cut an output off. Lines are sorted by length for the batches. One
-        that is longer than the longest source bucket is decoded in a batch of its own, padded to the next power of two,
-        with fewer rows, so that its attention takes no more memory than that of the longest bucket, or has one row.
+        `cut` counts the lines of which eval.max_decode_length cut an output off. Lines are sorted by length for the
+        batches. One that is longer than the longest source bucket is decoded in a batch of its own, padded to the next
+        power of two, with fewer rows, so that its attention takes no more memory than that of the longest bucket, or
+        has one row.
 
         Args:
           first: number of the first line, from 0.
