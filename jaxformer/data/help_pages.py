@@ -86,7 +86,7 @@ def pages(field: str, folder: str) -> dict[str, Path]:
     found = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob('*.html'))}
     if not found:
         raise UserError(
-            f'data.{field}={folder}: no help pages (*.html) below it; install libreoffice-help-en-us and '
+            f'config.data.{field}={folder}: no help pages (*.html) below it; install libreoffice-help-en-us and '
             'libreoffice-help-de, and give /usr/share/libreoffice/help/en-US and …/de'
         )
     return found
@@ -118,8 +118,8 @@ class HelpPages(PairsBuilder):
                     taken[split_of(name)].append({'source': pair[0], 'target': pair[1], 'references': [pair[1]]})
         if not seen:
             raise UserError(
-                f'data.source={self._folders["source"]}, data.target={self._folders["target"]}: no page has the same '
-                'name and the same ids in both; give the folders of two languages of one release'
+                f'config.data.source={self._folders["source"]}, config.data.target={self._folders["target"]}: '
+                'no page has the same name and the same ids in both; give the folders of two languages of one release'
             )
         return taken
 

@@ -19,7 +19,9 @@ def read(data: DataConfig, directory: epath.Path) -> dict[str, list[Pair]]:
     """
     del directory
     if (IN_NAME in data.source) != (IN_NAME in data.target):
-        raise UserError(f'data.source={data.source}, data.target={data.target}: {IN_NAME} in both names, or in none')
+        raise UserError(
+            f'config.data.source={data.source}, config.data.target={data.target}: {IN_NAME} in both names, or in none'
+        )
     if IN_NAME in data.source:
         return {
             split: aligned(data.source.replace(IN_NAME, split), data.target.replace(IN_NAME, split)) for split in SPLITS

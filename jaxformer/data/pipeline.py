@@ -82,7 +82,7 @@ class TrainBatches:
         self.skipped = len(assigned) - self.num_examples
         if not self.num_examples:
             raise UserError(
-                f'data.buckets={buckets}: none of the {len(assigned)} training examples fits; add a larger one'
+                f'config.data.buckets={buckets}: none of the {len(assigned)} training examples fits; add a larger one'
             )
         self.batches_per_epoch = -(-self.num_examples // batch_size)
         # Two epochs: threads that prepare ahead are in the next one while this one ends.

@@ -18,6 +18,6 @@ def read(data: DataConfig, directory: epath.Path) -> dict[str, list[str]]:
     """
     del directory
     if IN_NAME in data.source:
-        return {split: [read_text(file) for file in find('data.source', data.source, split)] for split in SPLITS}
-    cut = [piece for file in find('data.source', data.source) for piece in pieces(read_text(file))]
+        return {split: [read_text(file) for file in find('config.data.source', data.source, split)] for split in SPLITS}
+    cut = [piece for file in find('config.data.source', data.source) for piece in pieces(read_text(file))]
     return divided(cut, (piece.strip() for piece in cut))

@@ -126,7 +126,7 @@ def _vocabulary(
         vocab = Vocabulary.of_file(TokenizerFile.read(data.tokenizer_file), classes)
     except UserError as error:
         raise UserError(
-            f'data.tokenizer_file={data.tokenizer_file}: no tokenizer.json ({error}); give that file of a fast '
+            f'config.data.tokenizer_file={data.tokenizer_file}: no tokenizer.json ({error}); give that file of a fast '
             'tokenizer, which `tokenizer.save_pretrained(directory)` of transformers writes'
         ) from error
     special_ids.refuse_missing(data, vocab.ids)
@@ -139,14 +139,14 @@ def _classes(data: DataConfig, rows: Mapping[str, Sequence[Labelled]]) -> tuple[
     classes = tuple(sorted(counts['train']))
     if len(classes) == 1:
         raise UserError(
-            f'data.source={data.source}: only one label, {classes[0]!r}, in train; give lines of two or more'
+            f'config.data.source={data.source}: only one label, {classes[0]!r}, in train; give lines of two or more'
         )
     for split in SPLITS[1:]:
         if strange := sorted(counts[split].keys() - counts['train'].keys()):
             label, number = strange[0], counts[split][strange[0]]
             raise UserError(
-                f'data.source={data.source}: label {label!r} is in {split} ({number} example{"s" * (number != 1)}) and '
-                'not in train; give train lines of it, or take it out'
+                f'config.data.source={data.source}: label {label!r} is in {split} ({number} '
+                f'example{"s" * (number != 1)}) and not in train; give train lines of it, or take it out'
             )
     return classes
 

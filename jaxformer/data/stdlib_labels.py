@@ -45,5 +45,7 @@ def _by_syntax() -> dict[str, list[Labelled]]:
         except (SyntaxError, tokenize.TokenError):
             continue
     if left_out := len(texts) - len(names):
-        logging.warning('data.name=stdlib_labels: %d modules that this Python cannot tokenize are left out', left_out)
+        logging.warning(
+            'config.data.name=stdlib_labels: %d modules that this Python cannot tokenize are left out', left_out
+        )
     return divided(examples, names)

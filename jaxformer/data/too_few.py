@@ -28,7 +28,7 @@ def warn(data: DataConfig, split: str, count: int) -> None:
 
 
 def _named(data: DataConfig) -> str:
-    return f'data.source={data.source}' if data.name in UNITS else f'data.name={data.name}'
+    return f'config.data.source={data.source}' if data.name in UNITS else f'config.data.name={data.name}'
 
 
 def _remedy(data: DataConfig, split: str) -> str:

@@ -42,12 +42,12 @@ def read(data: DataConfig, directory: epath.Path) -> dict[str, list[Pair]]:
 def _splits(data: DataConfig) -> dict[str, Any]:
     import tensorflow_datasets.translate  # noqa: F401  (registers the older translation sets)
 
-    logging.info('data.name=%s: TFDS prepares it, unless it has done so before', data.name)
+    logging.info('config.data.name=%s: TFDS prepares it, unless it has done so before', data.name)
     try:
         builder = tfds.builder(data.name, file_format='array_record')
         if unknown := [name for name in (data.source, data.target) if name not in builder.info.features]:
             raise UserError(
-                f'data.name={data.name}: has no feature {unknown[0]!r}; '
+                f'config.data.name={data.name}: has no feature {unknown[0]!r}; '
                 f'data.source and data.target are two of {", ".join(builder.info.features)}'
             )
         prepare(builder)
@@ -55,12 +55,12 @@ def _splits(data: DataConfig) -> dict[str, Any]:
     except UserError:
         raise
     except tfds.core.DatasetNotFoundError:
-        raise UserError(f'data.name={data.name}: TFDS has no such data set; see its catalogue') from None
+        raise UserError(f'config.data.name={data.name}: TFDS has no such data set; see its catalogue') from None
     except Exception as error:  # of the network, the disk or the builder: TFDS lets everything through
         reason = str(error).strip().partition('\n')[0]
         raise UserError(
-            f'data.name={data.name}: TFDS cannot prepare it ({type(error).__name__}: {reason}); it needs a network, '
-            'or a copy of a prepared one in ~/tensorflow_datasets or $TFDS_DATA_DIR'
+            f'config.data.name={data.name}: TFDS cannot prepare it ({type(error).__name__}: {reason}); it needs a '
+            'network, or a copy of a prepared one in ~/tensorflow_datasets or $TFDS_DATA_DIR'
         ) from error
 
 
