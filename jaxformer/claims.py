@@ -96,7 +96,7 @@ class Claim:
 
 @contextlib.contextmanager
 def hold(directory: epath.PathLike, *, stale: float = STALE, heartbeat: float = HEARTBEAT) -> Iterator[Claim]:
-    """Holds the claim on a directory, which must exist, while the context lasts.
+    """Holds the claim on a directory, which is made where it is missing, while the context lasts.
 
     Where a UserError ends the first claim of a directory, nothing of it stays there.
 
@@ -154,8 +154,11 @@ def _take(place: pathlib.Path, stale: float) -> tuple[int, str]:
     while True:
         who = {'host': socket.gethostname(), 'node': _node(), 'pid': os.getpid(), 'started': _started(os.getpid())}
         content = json.dumps({**who, 'time': round(time.time(), 3), 'id': uuid.uuid4().hex})
-        with contextlib.suppress(FileExistsError):
-            place.mkdir()
+        try:
+            place.mkdir(parents=True)  # the directory, too: another one's mistake may just have taken it along
+        except FileExistsError:
+            if place.is_symlink() and not place.exists():
+                raise
         try:
             aside, now = _written_aside(place, content)
         except FileNotFoundError:  # a mistake took the place along
@@ -186,6 +189,8 @@ def _take(place: pathlib.Path, stale: float) -> tuple[int, str]:
                 (place / name).unlink(missing_ok=True)
         for leftover in place.glob('.*.tmp'):
             leftover.unlink(missing_ok=True)
+        for leftover in place.parent.glob(f'{DIRECTORY}-*'):  # of `_take_along` in a killed process
+            shutil.rmtree(leftover, ignore_errors=True)
         return generation, content
 
 
@@ -264,8 +269,12 @@ def _give_back(place: pathlib.Path, generation: int) -> None:
 
 
 def _take_along(place: pathlib.Path, generation: int) -> None:
-    """No claim was ever made here."""
-    gone = place.rename(place.with_name(f'{DIRECTORY}-{uuid.uuid4().hex}'))
+    """No claim was ever made here, as far as the file system lets it be so."""
+    gone = place.with_name(f'{DIRECTORY}-{uuid.uuid4().hex}')
+    try:
+        place.rename(gone)
+    except OSError:
+        _give_back(place, generation)
     shutil.rmtree(gone, ignore_errors=True)
 
 

@@ -310,6 +310,33 @@ def test_a_run_that_fails_keeps_its_claim_to_be_read_about(tmp_path):
     assert current(tmp_path).name == '1.json' and claims.holder(tmp_path) is None
 
 
+def test_what_cannot_be_taken_along_is_given_back(tmp_path, monkeypatch):
+    """As with an open file on some file servers; the next one takes it, and sweeps what a killed process left."""
+
+    def refuse_directories(path, target):
+        assert path.name == '.claim'
+        raise PermissionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(claims.pathlib.Path, 'rename', refuse_directories)
+        refuse(tmp_path)
+    assert current(tmp_path).name == '1.json' and claims.holder(tmp_path) is None
+    (tmp_path / '.claim-0').mkdir()
+    with claims.hold(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == ['.claim']
+
+
+def test_a_directory_that_a_mistake_took_along_is_made_again(tmp_path):
+    with claims.hold(tmp_path / 'run'):
+        assert current(tmp_path / 'run').name == '1.json'
+
+
+def test_a_claim_that_leads_nowhere_is_an_error(tmp_path):
+    (tmp_path / '.claim').symlink_to(tmp_path / 'nowhere')
+    with pytest.raises(FileExistsError), claims.hold(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize('links', [True, False])
 def test_who_is_slow_while_a_mistake_takes_its_claim_along_looks_again(tmp_path, monkeypatch, links):
     look, held = claims._current, contextlib.ExitStack()

@@ -20,6 +20,9 @@ _SHOWN = 40  # characters of a damaged line
 _SAMPLED = 1000
 """Hypotheses, spread over all, that are held against the targets of train."""
 
+_LEAST = 10
+"""Hypotheses by which anything is said."""
+
 
 def in_place(pairs: Sequence[Pair], path: str) -> list[Pair]:
     """Each pair with what the file holds for it in the place of its target; as many times as it holds hypotheses.
@@ -88,24 +91,22 @@ def _warn_of_others(field: str, pairs: Sequence[Pair], written: Sequence[tuple[i
     """Warns where texts share no more with the targets of their own pairs than with those of others.
 
     A file says nothing of the sources that it was made of, and its lines may be as many by chance. The others are the
-    pairs before and behind, which a lost line would put in their places, and the pair half of the data on. More is by
-    three standard errors.
+    pairs before and behind, which a lost line would put in their places, and the pair half of the data on, as far as
+    they have another target. More is by three standard errors.
     """
-    some = np.unique(np.linspace(0, len(written) - 1, _SAMPLED).astype(int))
-    shared = {
-        shift: np.array(
-            [_shared(written[i][1], pairs[(written[i][0] + shift) % len(pairs)]['target']) for i in some.tolist()]
-        )
-        for shift in (0, 1, -1, len(pairs) // 2)
-    }
-    own, other = shared.pop(0), max(shared.values(), key=np.mean)
-    more = own - other
-    if len(some) > 1 and more.mean() <= 3 * more.std() / np.sqrt(len(some)):
-        logging.warning(
-            '%s: its outputs share no more with the targets of their own pairs (%.0f %% of pairs of characters) than '
-            'with those of others (%.0f %%), as if they were of other data, or moved; %s',
-            field, 100 * own.mean(), 100 * other.mean(), _REMEDY,
-        )  # fmt: skip
+    some = np.unique(np.linspace(0, len(written) - 1, _SAMPLED).astype(int)).tolist()
+    for shift in (1, -1, len(pairs) // 2):
+        more = [
+            _shared(text, own) - _shared(text, other)
+            for number, text in (written[i] for i in some)
+            if (own := pairs[number]['target']) != (other := pairs[(number + shift) % len(pairs)]['target'])
+        ]
+        if len(more) >= _LEAST and np.mean(more) <= 3 * np.std(more) / np.sqrt(len(more)):
+            logging.warning(
+                '%s: its outputs share no more with the targets of their own pairs than with those of others (%+d), as '
+                'if they were of other data, or moved; %s', field, shift, _REMEDY,
+            )  # fmt: skip
+            return
 
 
 def _shared(one: str, other: str) -> float:

@@ -23,7 +23,7 @@ from jaxformer.decode.predict import Decoder
 from jaxformer.errors import UserError
 from jaxformer.train import directory as directories
 from jaxformer.train.evaluate import Evaluator
-from jaxformer.train.score import scored
+from jaxformer.train.score import subject
 
 KINDS = ('int8',)
 """Values of --quantize."""
@@ -61,10 +61,10 @@ def run(workdir: epath.PathLike, step: int | None, output: epath.PathLike, split
     found |= {'bytes_ratio': found['int8_bytes'] / found['bytes'], **_errors(params, rounded)}
     if split:
         both = {'': workdir, 'int8_': output}
-        judged = {name: scored(directory, step, split) for name, directory in both.items()}
+        judged = {name: subject(directory, step, split) for name, directory in both.items()}
         seconds = _seconds([_work(directory, step, judged[name].split) for name, directory in both.items()])
         for name, taken in zip(both, seconds, strict=True):
-            found |= {f'{name}{key}': value for key, value in judged[name].measured.metrics.items()}
+            found |= {f'{name}{key}': value for key, value in judged[name].measured().metrics.items()}
             found[f'{name}seconds'] = taken
     return found
 

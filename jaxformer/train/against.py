@@ -6,15 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxformer.data import corpus as corpora
 from jaxformer.data.corpus import Split
 from jaxformer.data.ragged import Ragged
 from jaxformer.data.splits import LabelledSplit, PairSplit, TextSplit
 from jaxformer.decode.bootstrap import Difference, difference
-from jaxformer.decode.open import changed, open_run
 from jaxformer.errors import UserError
-from jaxformer.train.directory import refuse_another_vocabulary
-from jaxformer.train.score import scored
+from jaxformer.train.score import Subject, subject
 
 BY_SYMBOL = ('loss', 'accuracy')
 """Measures that two runs have in common only where their symbols are the same."""
@@ -40,25 +37,26 @@ def compare(
 
     Args:
       workdir, step: run A and its checkpoint. against: run B, of which the newest whole one is taken.
-      split, changes: as of `scored`, for both.
+      split, changes: as of `score.subject`, for both.
 
     Raises:
-      UserError: as `scored`, or the two have not the same examples; before either is judged.
+      UserError: as `score.subject`, or the two have not the same examples; before either is judged.
     """
-    ours, fit = _examples(workdir, step, split, changes)
-    theirs, their_fit = _examples(against, None, ours.name, changes)
-    if not _same(ours, theirs) or not np.array_equal(fit, their_fit):
+    a = subject(workdir, step, split, changes)
+    b = subject(against, None, a.split.name, changes)
+    fit = _fitting(a)
+    if not _same(a.split, b.split) or not np.array_equal(fit, _fitting(b)):
         raise UserError(
-            f'{workdir} and {against}: not the same examples of {ours.name}; '
+            f'{workdir} and {against}: not the same examples of {a.split.name}; '
             'give both the same data and data.buckets by --config.data.…'
         )
     if fit.sum() == 1:
-        raise UserError(f'{workdir}: one example of {ours.name}; two are needed to compare')
-    a, b = scored(workdir, step, ours.name, changes), scored(against, None, ours.name, changes)
+        raise UserError(f'{workdir}: one example of {a.split.name}; two are needed to compare')
+    ours, theirs, alike = a.measured().measures, b.measured().measures, a.vocab.to_json() == b.vocab.to_json()
     return [
-        Row(name, one.whole(), (other := b.measured.measures[name]).whole(), difference(one, other))
-        for name, one in a.measured.measures.items()
-        if name in b.measured.measures and (name not in BY_SYMBOL or a.symbols == b.symbols)
+        Row(name, one.whole(), (other := theirs[name]).whole(), difference(one, other))
+        for name, one in ours.items()
+        if name in theirs and (name not in BY_SYMBOL or alike)
     ]
 
 
@@ -79,23 +77,9 @@ def as_text(rows: list[Row], a: str, b: str) -> str:
     return '\n'.join(lines)
 
 
-def _examples(
-    workdir: str | os.PathLike, step: int | None, split: str | None, changes: Mapping[str, Any] | None
-) -> tuple[Split, np.ndarray]:
-    """What `scored` would judge a run by: the split, and Boolean [examples], which of them fit. Evaluates nothing.
-
-    Raises:
-      UserError, RunError: as `scored`.
-    """
-    run = changed(open_run(workdir, step, keep_int8=True), changes or {}, 'eval', ('data.', 'eval.'))
-    split = split or run.cfg.eval.split
-    try:
-        corpus = corpora.load_for(run.cfg.data, split)
-    except UserError as error:
-        raise UserError(f'{run.workdir}: {error}') from error
-    refuse_another_vocabulary(run.workdir, corpus.vocab)
-    examples = corpus.split(split)
-    return examples, np.any([examples.fits(bucket) for bucket in run.cfg.data.buckets], axis=0)
+def _fitting(of: Subject) -> np.ndarray:
+    """Boolean [examples]: which of them fit a bucket, and so are judged."""
+    return np.any([of.split.fits(bucket) for bucket in of.run.cfg.data.buckets], axis=0)
 
 
 def _same(a: Split, b: Split) -> bool:

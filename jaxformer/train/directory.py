@@ -207,15 +207,15 @@ def other_data(cfg: Config, workdir: epath.Path, split: str = 'train') -> str:
 
 @contextlib.contextmanager
 def _made(workdir: epath.Path) -> Iterator[None]:
-    """Makes the directory and those above it; a UserError takes along those that are empty again."""
+    """Makes the directory and those above it; a mistake takes along those that are empty again."""
     bucket = '://' in str(workdir)  # which has no directories
     absent = [] if bucket else [path for path in (workdir, *workdir.parents) if not path.exists()]
-    workdir.mkdir(parents=True, exist_ok=True)
     try:
+        workdir.mkdir(parents=True, exist_ok=True)
         yield
-    except UserError:
-        with contextlib.suppress(OSError):  # where one is not empty, none above it is
-            for path in absent:
+    except (UserError, OSError):
+        for path in absent:
+            with contextlib.suppress(OSError):
                 os.rmdir(path)
         raise
 

@@ -1,29 +1,32 @@
 """Scores of a finished or running run's checkpoint on a whole split, of its own data or of other."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
 from jaxformer.data import corpus as corpora
 from jaxformer.data import special_ids
 from jaxformer.data.corpus import Split
+from jaxformer.data.vocab import Vocabulary
 from jaxformer.decode.open import OpenRun, changed, on_every_device, open_run
 from jaxformer.errors import UserError
 from jaxformer.train.directory import other_data, refuse_another_vocabulary
 from jaxformer.train.measures import Measured, measure
 
 
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    """A checkpoint, the split of which it is judged, and what came of it."""
+class Subject(NamedTuple):
+    """A checkpoint, and the split by which it is to be judged. vocab: that of the data, equal to the run's."""
 
-    step: int
+    run: OpenRun
+    vocab: Vocabulary
     split: Split
-    measured: Measured
-    symbols: Any  # the vocabulary as JSON
+
+    def measured(self) -> Measured:
+        """What `measures.measure` says of it."""
+        mesh, params = on_every_device(self.run)
+        return measure(self.run, params, self.vocab, self.split, mesh)
 
 
 def score(
@@ -32,19 +35,19 @@ def score(
     split: str | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The metrics of `scored`, by '<split>/<name>', and its step."""
-    found = scored(workdir, step, split, changes)
-    named = {f'{found.split.name}/{name}': value for name, value in found.measured.metrics.items()}
-    return {'step': found.step, **named}
+    """The metrics of `subject`, by '<split>/<name>', and its step."""
+    found = subject(workdir, step, split, changes)
+    named = {f'{found.split.name}/{name}': value for name, value in found.measured().metrics.items()}
+    return {'step': found.run.step, **named}
 
 
-def scored(
+def subject(
     workdir: str | os.PathLike,
     step: int | None = None,
     split: str | None = None,
     changes: Mapping[str, Any] | None = None,
-) -> Scored:
-    """What `measures.measure` says of a checkpoint on a whole split.
+) -> Subject:
+    """A checkpoint with a whole split by which it can be judged; evaluates nothing.
 
     Args:
       workdir: a run directory. step: the newest whole checkpoint without it. split: the config's eval.split without it.
@@ -75,9 +78,7 @@ def scored(
     refuse_another_vocabulary(run.workdir, corpus.vocab)
     if not other and (difference := other_data(run.cfg, run.workdir, split)):
         logging.warning('%s: evaluated on data that changed since the run began (%s)', run.workdir, difference)
-    examples = corpus.split(split)
-    mesh, params = on_every_device(run)
-    return Scored(run.step, examples, measure(run, params, corpus.vocab, examples, mesh), corpus.vocab.to_json())
+    return Subject(run, corpus.vocab, corpus.split(split))
 
 
 def own_data(family: str) -> list[str]:

@@ -93,6 +93,16 @@ def test_outputs_that_belong_to_other_pairs_are_warned_of(tmp_path, caplog):
         assert ('share no more with the targets of their own pairs' in caplog.text) == warned, (lines[0], caplog.text)
 
 
+@pytest.mark.parametrize(
+    'texts', [['yes'] * 25 + ['no'] * 25, ['yes'] * 50, ['yes', 'no']], ids=['sorted', 'one', 'two']
+)
+def test_pairs_of_equal_targets_say_nothing_of_places(tmp_path, caplog, texts):
+    pairs = [{'source': str(i), 'target': text, 'references': [text]} for i, text in enumerate(texts)]
+    (tmp_path / 'out').write_text(''.join(f'{text}\n' for text in texts))
+    hypotheses.in_place(pairs, str(tmp_path / 'out'))
+    assert not caplog.text
+
+
 def test_train_alone_changes_and_keeps_the_symbols_of_the_data(make_data, tmp_path):
     """Also those that no output has, so that a student has the symbols of its teacher; a new file is read anew."""
     for side in ('source', 'target'):

@@ -18,7 +18,7 @@ from jaxformer.main import main
 from jaxformer.model import transformer
 from jaxformer.train import against
 from jaxformer.train.against import compare
-from jaxformer.train.score import score, scored
+from jaxformer.train.score import score, subject
 
 SMALL = {'model.d_model': 12, 'model.num_heads': 2, 'model.d_ff': 10, 'model.num_layers': 1}
 SMALL |= {'eval.max_decode_length': 6, 'eval.batch_size': 5, 'eval.split': 'test', 'runtime.compilation_cache': ''}
@@ -109,7 +109,7 @@ def test_other_examples_are_no_test_set_to_compare_on(translations, tmp_path, mo
     other = run('tiny', tmp_path / 'other', changes, 5)
     narrow = run('tiny', tmp_path / 'narrow', config.flatten(read_config(two)) | {'data.buckets': ((11, 33),)}, 5)
     with monkeypatch.context() as patched:
-        patched.setattr(against, 'scored', lambda *_: pytest.fail('said after something was evaluated'))
+        patched.setattr(against.Subject, 'measured', lambda *_: pytest.fail('said after something was evaluated'))
         for another in (other, narrow):
             with pytest.raises(UserError, match=f'{one} and {another}: not the same examples of test; give both'):
                 compare(one, another)
@@ -123,6 +123,7 @@ def test_other_examples_are_no_test_set_to_compare_on(translations, tmp_path, mo
 
 
 def test_what_is_no_translation_has_error_rates_with_an_interval_and_no_bleu(tmp_path):
-    found = scored(run('tiny', tmp_path / 'run', {'data.num_examples': 60, 'data.buckets': ((13, 13),)}, 5)).measured
+    workdir = run('tiny', tmp_path / 'run', {'data.num_examples': 60, 'data.buckets': ((13, 13),)}, 5)
+    found = subject(workdir).measured()
     assert set(found.measures) == {'loss', 'accuracy', 'per', 'wer'} and 'bleu' not in found.metrics
     assert found.metrics['per_low'] <= found.metrics['per'] <= found.metrics['per_high']

@@ -61,6 +61,12 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(first, tmp_path, change
     assert not (tmp_path / 'run' / files.CONFIG).exists()
 
 
+def test_a_directory_that_cannot_be_made_leaves_none_above_it(tmp_path):
+    with pytest.raises(UserError, match='--workdir=.*File name too long; choose a directory'):
+        loop.train(small.make({'train.num_steps': 1}), tmp_path / 'new' / ('n' * 300))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_killed_before_it_saved_begins_again_with_the_same_step(first, tmp_path):
     cfg = small.make({'train.num_steps': 1, 'train.start_from': str(first), 'optim.learning_rate': 0.0})
     (tmp_path / 'run').mkdir()
