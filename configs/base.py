@@ -43,7 +43,7 @@ def get_config() -> ConfigDict:
     # none | block: recompute a block's activations in the backward pass | dots: all of them but products with matrices
     model.remat = 'none'
     # Layers unrolled per scan step; 0 = all: a faster step (with conv on a CPU by far), a slower compile.
-    model.scan_unroll = 1  # has no part in the numbers
+    model.scan_unroll = 1  # has no part in the numbers but by rounding in bfloat16
 
     model.ids = ConfigDict()  # special symbols; only weights that come from elsewhere want other ids
     model.ids.pad = 0  # fills up rows and is never looked at; -1 = no id does
@@ -165,7 +165,7 @@ def get_config() -> ConfigDict:
     config.eval.search = 'greedy'  # greedy | sample | beam; of seq2seq and lm
     # on: each layer's parameters by themselves while symbols follow: faster for wide models,
     # a slower compile, and the decoder's parameters once more in memory
-    config.eval.unroll = 'off'  # off | on; has no part in the numbers
+    config.eval.unroll = 'off'  # off | on; has no part in the numbers but by rounding in bfloat16
     config.eval.forced_prefix = ''  # text that every output begins with; no part of its length or score
     # beam: beams, whose hypotheses are ranked by log-probability / divisor ** length_penalty; 0.6 as AIAYN 6.1
     config.eval.beam_size = 4

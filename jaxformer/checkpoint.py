@@ -364,7 +364,7 @@ def _named(tree: Any) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 def _raise_on_mismatch(path: epath.Path, wanted: dict, stored: dict) -> None:
     alone = lambda names: all(name.startswith('params/') for name in names)  # noqa: E731
-    if alone(stored) and not alone(wanted):
+    if stored and alone(stored) and not alone(wanted):
         raise UserError(
             f'{path}: parameters alone, with which no training goes on; '
             'begin another run with them in a new directory (config.train.start_from)'

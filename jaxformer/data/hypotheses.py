@@ -20,8 +20,8 @@ _SHOWN = 40  # characters of a damaged line
 _SAMPLED = 1000
 """Hypotheses, spread over all, that are held against the targets of train."""
 
-_LEAST = 10
-"""Hypotheses by which anything is said."""
+_LEAST, _ALIKE = 100, 0.9
+"""Hypotheses by which anything is said; what two targets share that say nothing of each other's places."""
 
 
 def in_place(pairs: Sequence[Pair], path: str) -> list[Pair]:
@@ -58,7 +58,7 @@ def _of_several(field: str, lines: Sequence[str], pairs: int) -> list[tuple[int,
         last = written[-1][0] if written else -1
         if not mark:
             wrong = f'{_short(line)} is not `number ||| text ||| score`'
-        elif not (number.isascii() and number.isdecimal()):
+        elif not (number.isascii() and number.isdecimal() and len(number) < 19):
             wrong = f'number {_short(number)} is no count from 0'
         elif not _is_number(score):
             wrong = f'score {_short(score)} is no number'
@@ -91,15 +91,15 @@ def _warn_of_others(field: str, pairs: Sequence[Pair], written: Sequence[tuple[i
     """Warns where texts share no more with the targets of their own pairs than with those of others.
 
     A file says nothing of the sources that it was made of, and its lines may be as many by chance. The others are the
-    pairs before and behind, which a lost line would put in their places, and the pair half of the data on, as far as
-    they have another target. More is by three standard errors.
+    pairs before and behind, into whose places a lost line moves those that follow it, and the pair half of the data on,
+    as far as their targets are unlike. More is by three standard errors.
     """
     some = np.unique(np.linspace(0, len(written) - 1, _SAMPLED).astype(int)).tolist()
     for shift in (1, -1, len(pairs) // 2):
         more = [
             _shared(text, own) - _shared(text, other)
             for number, text in (written[i] for i in some)
-            if (own := pairs[number]['target']) != (other := pairs[(number + shift) % len(pairs)]['target'])
+            if _shared(own := pairs[number]['target'], other := pairs[(number + shift) % len(pairs)]['target']) < _ALIKE
         ]
         if len(more) >= _LEAST and np.mean(more) <= 3 * np.std(more) / np.sqrt(len(more)):
             logging.warning(

@@ -53,17 +53,26 @@ def num_bytes(cfg: ModelConfig, rows: int, length: int, source: int = 0) -> int:
         cache = jax.eval_shape(lambda params, source_BS: begin(params, source_BS, length), params, given)
     else:
         cache = jax.eval_shape(lambda params: begin(params, rows, length), params)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+    return _bytes(cache)
 
 
 def of_search(cfg: Config) -> int:
     """`num_bytes` of a batch of config.eval, a source (or a prompt) as long as the longest bucket.
 
-    A beam search has as many rows of each as beams; 0 for a family that goes on with no token.
+    A beam search has as many rows of each as beams; with eval.unroll=on the parameters of the decoder's layers are
+    there once more, apart. 0 for a family that goes on with no token.
     """
     if cfg.model.family not in ('seq2seq', 'lm'):
         return 0
     rows = cfg.eval.batch_size * (cfg.eval.beam_size if cfg.eval.search == 'beam' else 1)
     longest = max(bucket[0] for bucket in cfg.data.buckets)
     read = 0 if cfg.model.family == 'seq2seq' else longest
-    return num_bytes(cfg.model, rows, read + cfg.eval.max_decode_length, longest)
+    apart = 0
+    if cfg.eval.unroll == 'on':
+        layers = transformer.abstract_params(cfg.model, max(cfg.model.vocab_size, 1))['decoder']['layers']
+        apart = _bytes(layers)
+    return num_bytes(cfg.model, rows, read + cfg.eval.max_decode_length, longest) + apart
+
+
+def _bytes(arrays: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays))

@@ -75,7 +75,7 @@ def _float(leaf: dict[str, Any]) -> jax.Array:
 
 
 class _OfInt8:
-    """A model that is called with int8 weights as the model itself, and has them as numbers only while it computes."""
+    """A model that is called with int8 weights as the model itself; they are numbers while a compiled call goes on."""
 
     def __init__(self, model: Family) -> None:
         self._model = model

@@ -2,7 +2,8 @@
 
   jaxformer export --quantize=int8 --workdir=RUN --output=RUN2 --split=dev
 
-RUN2 is evaluated, decoded and inspected as RUN; its weights are int8 in memory, too, and numbers only inside a step.
+RUN2 is evaluated, decoded and inspected as RUN; its weights are int8 in memory, too, and numbers while a compiled step
+or search goes on.
 No training goes on in it.
 """
 

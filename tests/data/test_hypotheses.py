@@ -82,10 +82,10 @@ def test_a_gap_in_the_numbers_is_named(tmp_path):
 def test_outputs_that_belong_to_other_pairs_are_warned_of(tmp_path, caplog):
     """As many lines, of other examples or moved by one: what is shared with the targets of other pairs is as much."""
     draw = random.Random(3)
-    texts = [' '.join(draw.choice('ABCDEFGHIJKLMNOPQRSTUVWXYZ') for _ in range(6)) for _ in range(90)]
+    texts = [' '.join(draw.choice('ABCDEFGHIJKLMNOPQRSTUVWXYZ') for _ in range(6)) for _ in range(190)]
     pairs = [{'source': str(i), 'target': text, 'references': [text]} for i, text in enumerate(texts)]
     near = [text.replace('A', 'B').replace('C', '') for text in texts]  # what a teacher makes of them
-    strange = [' '.join(draw.choice('ABCDEFGHIJKLMNOPQRSTUVWXYZ') for _ in range(6)) for _ in range(90)]
+    strange = [' '.join(draw.choice('ABCDEFGHIJKLMNOPQRSTUVWXYZ') for _ in range(6)) for _ in range(190)]
     for lines, warned in ((near, False), (near[1:] + near[:1], True), (near[::-1], True), (strange, True)):
         caplog.clear()
         (tmp_path / 'out').write_text(''.join(f'{line}\n' for line in lines))
@@ -93,10 +93,12 @@ def test_outputs_that_belong_to_other_pairs_are_warned_of(tmp_path, caplog):
         assert ('share no more with the targets of their own pairs' in caplog.text) == warned, (lines[0], caplog.text)
 
 
-@pytest.mark.parametrize(
-    'texts', [['yes'] * 25 + ['no'] * 25, ['yes'] * 50, ['yes', 'no']], ids=['sorted', 'one', 'two']
-)
-def test_pairs_of_equal_targets_say_nothing_of_places(tmp_path, caplog, texts):
+FEW = [''.join(random.Random(i).choices('ab', k=30)) for i in range(200)]  # each has all pairs of its symbols
+ALIKE = {'sorted': ['yes'] * 250 + ['no'] * 250, 'one': ['yes'] * 500, 'two': ['yes', 'no'], 'few symbols': FEW}
+
+
+@pytest.mark.parametrize('texts', ALIKE.values(), ids=ALIKE)
+def test_targets_that_are_alike_say_nothing_of_places(tmp_path, caplog, texts):
     pairs = [{'source': str(i), 'target': text, 'references': [text]} for i, text in enumerate(texts)]
     (tmp_path / 'out').write_text(''.join(f'{text}\n' for text in texts))
     hypotheses.in_place(pairs, str(tmp_path / 'out'))

@@ -9,6 +9,7 @@ from test_predict import ROOT
 
 from jaxformer import config
 from jaxformer.decode import cache as caches
+from jaxformer.model import transformer
 
 over_cases = pytest.mark.parametrize('changes', CASES.values(), ids=CASES)
 
@@ -49,3 +50,7 @@ def test_a_batch_of_beams_has_a_row_for_each():
     beam = config.resolve(edited)
     assert caches.of_search(greedy) == caches.num_bytes(greedy.model, 5, 7, 9)
     assert caches.of_search(beam) == caches.num_bytes(beam.model, 15, 7, 9)
+    config.override(edited, {'eval.unroll': 'on'})
+    layers = transformer.abstract_params(beam.model, 1)['decoder']['layers']
+    more = caches.of_search(config.resolve(edited)) - caches.of_search(beam)
+    assert more == 4 * sum(leaf.size for leaf in jax.tree.leaves(layers))  # each layer's by itself, too
