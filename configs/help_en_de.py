@@ -3,7 +3,7 @@
 Question: what BLEU does a small Transformer reach on 28,000 pairs of technical text?
 Command:  apt-get install libreoffice-help-en-us libreoffice-help-de
           jaxformer train --config=configs/help_en_de.py --workdir=runs/help_en_de
-Hardware: two CPU cores; not trained to its end yet, so neither time nor score stand here.
+Hardware: two CPU cores, an hour: 26.9 BLEU on test by greedy search, 27.9 by beam 4 (experiments/README.md).
 """
 
 from ml_collections import ConfigDict
