@@ -90,6 +90,8 @@ def decode(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
     opened = sources(workdir, values.split) if values.split else text.opened(needed(values, 'input'))
     if values.output:
         _refuse_unwritable(values.output)
+        if values.input and all(map(os.path.isfile, both := (values.input, values.output))) and os.path.samefile(*both):
+            raise UserError(f'--output={values.output}: is the --input, which it would replace; choose another file')
     with opened as (source, num_bytes):
         writer = Writer(workdir, values.step, changes)
         if values.output:

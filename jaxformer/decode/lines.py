@@ -92,8 +92,7 @@ class Writer:
             logging.warning('%d of %d lines are too long and left out: empty lines', left_out, self._number)
         if isinstance(self._made, Decoder) and self._made.cut:
             logging.warning(
-                '%d of %d outputs are cut at config.eval.max_decode_length=%d; raise it, or a student that takes them '
-                'for config.data.targets learns to end there',
+                '%d of %d outputs are cut at config.eval.max_decode_length=%d; raise it for whole ones',
                 self._made.cut, self._number, self._cfg.max_decode_length,
             )  # fmt: skip
         if self._unknown:

@@ -160,8 +160,11 @@ def _refuse_parameters_alone(workdir: epath.Path) -> None:
         )
 
 
-def refuse_another_vocabulary(workdir: epath.Path, vocab: Vocabulary) -> None:
-    """Raises UserError where the data's symbols are not those that the checkpoints of the run were trained on."""
+def refuse_another_vocabulary(workdir: epath.Path, vocab: Vocabulary, other: bool = False) -> None:
+    """Raises UserError where the data's symbols are not those that the checkpoints of the run were trained on.
+
+    other: whether they are of data that the user gave in the place of the run's own.
+    """
     path = workdir / files.VOCAB
     if not path.exists():
         return
@@ -170,6 +173,11 @@ def refuse_another_vocabulary(workdir: epath.Path, vocab: Vocabulary) -> None:
         raise UserError(
             f'{path}: classes {_names(there)}, and the data has the classes {_names(here)}; '
             'put back the file, or give data with the same classes'
+        )
+    if there != here and other:
+        raise UserError(
+            f'{path}: not the symbols of the data that is given, which makes its own of its train; `jaxformer decode` '
+            'reads any text in those of the run, and `jaxformer eval --hypotheses` judges what it writes'
         )
     if there != here:
         raise UserError(

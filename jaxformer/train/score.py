@@ -75,7 +75,7 @@ def subject(
     if imported and not other and corpus.vocab.classes != run.vocab.classes:
         raise UserError(f'{run.workdir}: its classes are not those of data.name={run.cfg.data.name}. {_remedy(run)}')
     special_ids.refuse_others(run.cfg.model, run.cfg.data, corpus.vocab.ids)
-    refuse_another_vocabulary(run.workdir, corpus.vocab)
+    refuse_another_vocabulary(run.workdir, corpus.vocab, other)
     if not other and (difference := other_data(run.cfg, run.workdir, split)):
         logging.warning('%s: evaluated on data that changed since the run began (%s)', run.workdir, difference)
     return Subject(run, corpus.vocab, corpus.split(split))

@@ -78,5 +78,5 @@ def test_outputs_that_are_cut_are_counted_with_the_remedy(tmp_path, caplog):
     workdir = run('seq2seq', tmp_path / 'run')
     outputs = decode_lines(workdir, None, LINES, {'eval.max_decode_length': '1'})
     written = sum(map(bool, outputs))
-    said = f'{written} of 4 outputs are cut at config.eval.max_decode_length=1; raise it, or a student that takes them'
+    said = f'{written} of 4 outputs are cut at config.eval.max_decode_length=1; raise it for whole ones'
     assert written and said in caplog.text

@@ -133,7 +133,7 @@ def test_nothing_crashes_on_ten_thousand_fuzzed_lines(tokenizer, tmp_path, monke
     assert ' of 10000 lines are not UTF-8' in caplog.text
 
 
-def test_the_output_is_whole_or_as_it_was(tmp_path, monkeypatch):
+def test_the_output_is_whole_or_as_it_was(tmp_path, monkeypatch, capsys):
     workdir = run('seq2seq', tmp_path / 'run')
     source, output = tmp_path / 'in', tmp_path / 'out'
     source.write_text('7 3\n' * 5)
@@ -147,6 +147,12 @@ def test_the_output_is_whole_or_as_it_was(tmp_path, monkeypatch):
     link = tmp_path / 'link'
     link.symlink_to(output)
     assert main([*flags[:-1], f'--output={link}']) == 0 and link.is_symlink() and output.read_text().count('\n') == 5
+    before = source.read_bytes()
+    for same in (source, tmp_path / 'linked'):
+        if same != source:
+            same.symlink_to(source)
+        assert main([*flags[:-1], f'--output={same}']) == 2 and source.read_bytes() == before
+        assert f'--output={same}: is the --input, which it would replace; choose another' in capsys.readouterr().err
     assert main([*flags[:-1], '--output=/dev/null']) == 0 and not os.path.isfile('/dev/null')
 
 

@@ -127,3 +127,19 @@ def test_what_is_no_translation_has_error_rates_with_an_interval_and_no_bleu(tmp
     found = subject(workdir).measured()
     assert set(found.measures) == {'loss', 'accuracy', 'per', 'wer'} and 'bleu' not in found.metrics
     assert found.metrics['per_low'] <= found.metrics['per'] <= found.metrics['per_high']
+
+
+def test_data_that_makes_other_symbols_is_answered_with_what_reads_any_text(tmp_path):
+    """Pieces are learnt of the train split; the run's own files are not to blame."""
+    for split in ('train', 'dev', 'test'):
+        for name in ('one', 'two'):
+            text = ''.join(f'{name} {name}r {i}\n' for i in range(20))
+            (tmp_path / f'{name}.{split}').write_text(text)
+
+    def files(name):
+        return {f'data.{side}': str(tmp_path / f'{name}.{{split}}') for side in ('source', 'target')}
+
+    pieces = {'data.name': 'parallel', 'data.tokenizer': 'bpe', 'data.tokenizer_size': 300, 'data.buckets': ((33, 33),)}
+    workdir = run('tiny', tmp_path / 'run', pieces | files('one'), 5)
+    with pytest.raises(UserError, match=r'not the symbols of the data that is given.*`jaxformer eval --hypotheses`'):
+        score(workdir, changes=files('two'))
