@@ -145,7 +145,7 @@ def test_training_begins_with_an_import_on_a_text_of_the_user(tmp_path, capsys, 
     capsys.readouterr()
     assert main(['eval', f'--workdir={other}']) == 0
     assert main([*arguments[:-1], f'--workdir={tmp_path}/third', *small, '--config.model.ids.pad=5']) == 2
-    assert 'config.model.ids.pad=5: data.tokenizer_file=' in capsys.readouterr().err
+    assert 'config.model.ids.pad=5: config.data.tokenizer_file=' in capsys.readouterr().err
     assert not (tmp_path / 'third' / 'config.json').exists()
 
 

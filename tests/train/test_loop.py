@@ -303,7 +303,7 @@ def test_a_file_that_leaves_dev_empty_is_refused_for_that(tmp_path):
 def test_numbers_about_few_examples_are_warned_of(tmp_path, warnings):
     loop.train(small.make(small.QUICK | {'train.num_steps': 1}), tmp_path / 'run')
     assert [text for text in warnings if 'only' in text] == [
-        'data.name=reverse: dev has only 5 examples; ask for more, or use another data set'
+        'config.data.name=reverse: dev has only 5 examples; ask for more, or use another data set'
     ]
 
 
