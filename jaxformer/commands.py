@@ -244,7 +244,7 @@ def export(values: flags.FlagValues, positional: Sequence[str], changes: dict[st
         from jaxformer.inspection import export_stablehlo
 
         written = sorted(path.name for path in export_stablehlo.run(workdir, values.step, output).iterdir())
-        usage = f'python {os.path.join(output, export_stablehlo.EXAMPLE)} < LINES'
+        usage = f'python {os.path.join(output, export_stablehlo.EXAMPLE)} < LINES, of ids'
         print(json.dumps({'files': written}) if values.json else f'{output}: {", ".join(written)}; {usage}')
     elif values.quantize:
         quantize.refuse_unknown(values.quantize)

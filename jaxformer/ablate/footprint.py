@@ -16,7 +16,7 @@ def of_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Of each cell: its id, and of the bucket that takes most the bytes on each device (see `memory.StepMemory`).
 
     One step is compiled per cell and bucket, on the devices that are here. Beside it, decode_cache is what decoding a
-    batch keeps, all rows of it (`decode/cache.py`); 0 where nothing is decoded.
+    batch keeps, all rows of it, and what eval.unroll=on has apart (`decode/cache.py`); 0 where nothing is decoded.
 
     Raises:
       UserError: mesh, batch or buckets of a cell do not fit each other.
